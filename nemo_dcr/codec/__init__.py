@@ -1,0 +1,4 @@
+"""From delta records to payload bytes and back.
+
+Paper: Appendix C, Appendix D
+"""

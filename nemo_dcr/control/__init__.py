@@ -1,0 +1,4 @@
+"""Back ends of the durable commit record.
+
+Paper: Section 6.3; Appendix B
+"""

@@ -1,0 +1,1 @@
+"""Drives the pure machines with sockets, clocks and threads."""

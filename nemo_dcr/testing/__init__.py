@@ -1,0 +1,1 @@
+"""Shipped helpers: reference engine, real checkpoint, strategies and conformance suites."""

@@ -1,0 +1,4 @@
+"""How payloads travel; opaque bytes, delivered at least once.
+
+Paper: Section 7
+"""
