@@ -1,0 +1,251 @@
+"""Control calls over pyzmq: one request, one reply, replies are values and never exceptions.
+
+A call names a method; its argument and its reply are frozen dataclasses in schema-checked MessagePack, followed by raw
+frames for bulk bytes. Every call and reply carries the sender's Lamport clock. A server answers on its own thread, so a
+node that applies weights still reports. A caller asks many peers at once and gets, for each, a reply or the reason why
+there is none: a broken connection shows at once, a stopped process after the time limit.
+Not handled: encryption; plaintext is therefore served on loopback addresses only.
+
+Paper: Appendix B (control calls carry the attempt identifier)   Decisions: D5, D6
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from nemo_dcr.errors import EndpointLost, InvalidConfig, NemoDcrError
+from nemo_dcr.trace import LamportClock
+
+logger = logging.getLogger(__name__)
+
+RPC_VERSION = 1
+MAX_FRAME_BYTES = 4 << 30
+"""A larger frame closes the connection."""
+
+
+class _Header(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    version: int
+    call: int
+    method: str
+    clock: int
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """One control call: its name on the wire and the types of its argument and reply."""
+
+    name: str
+    argument: type
+    reply: type
+
+
+@dataclass(frozen=True, slots=True)
+class NoReply:
+    """Why a peer gave no answer; a value, so that the state machines decide what it means."""
+
+    reason: str
+    disconnected: bool = False
+    """True when the connection broke or the peer is gone, False when the time limit passed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bulk:
+    """Raw bytes that travel beside a reply, for example a dump of stored words."""
+
+    frames: tuple[bytes, ...]
+
+
+Handler = Callable[[Any], Any]
+
+
+def _require_loopback(address: str) -> None:
+    if not address.startswith(("tcp://127.0.0.1:", "tcp://[::1]:", "ipc://", "inproc://")):
+        raise InvalidConfig("rpc.address", f"{address!r} is not a loopback address; plaintext control calls stay local")
+
+
+class Server:
+    """Answers control calls on a thread of its own until `close`."""
+
+    def __init__(self, name: str, clock: LamportClock, address: str = "tcp://127.0.0.1:*") -> None:
+        """Bind `address`; raises InvalidConfig for an address that is not loopback."""
+        _require_loopback(address)
+        self.name = name
+        self._clock = clock
+        self._methods: dict[str, tuple[Method, Handler]] = {}
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.LINGER, 500)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+        self._socket.bind(address)
+        self.address: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._serve, name=f"rpc-{name}", daemon=True)
+
+    def register(self, method: Method, handler: Handler) -> None:
+        """Answer `method` with `handler(argument)`, which returns the reply or (reply, Bulk)."""
+        self._methods[method.name] = (method, handler)
+
+    def start(self) -> None:
+        """Begin to answer."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop answering and release the socket. Idempotent."""
+        if not self._stopping.is_set():
+            self._stopping.set()
+            if self._thread.is_alive():
+                self._thread.join(5.0)
+            self._socket.close()
+            self._context.term()
+
+    def _serve(self) -> None:
+        while not self._stopping.is_set():
+            if not self._socket.poll(50):
+                continue
+            frames = self._socket.recv_multipart()
+            if len(frames) != 3:
+                logger.warning("%s: dropped a message of %d frames", self.name, len(frames))
+                continue
+            peer, raw_header, body = frames
+            try:
+                header = msgspec.msgpack.decode(raw_header, type=_Header)
+            except msgspec.DecodeError:
+                logger.warning("%s: dropped a message with an unreadable header", self.name)
+                continue
+            self._clock.merge(header.clock)
+            error, parts = self._answer(header, body)
+            reply = _Header(RPC_VERSION, header.call, header.method, self._clock.tick(), error)
+            self._socket.send_multipart([peer, msgspec.msgpack.encode(reply), *parts], copy=True)
+
+    def _answer(self, header: _Header, body: bytes) -> tuple[str, list[bytes]]:
+        if header.version != RPC_VERSION:
+            return f"this peer speaks control version {RPC_VERSION}, not {header.version}; upgrade one side", []
+        if header.method not in self._methods:
+            return f"unknown control call {header.method!r}", []
+        method, handler = self._methods[header.method]
+        try:
+            argument: Any = msgspec.msgpack.decode(body, type=method.argument)
+        except (msgspec.DecodeError, msgspec.ValidationError) as problem:
+            return f"argument of {header.method} is not valid: {problem}", []
+        try:
+            result = handler(argument)
+        except NemoDcrError as problem:
+            return f"{type(problem).__name__}: {problem}", []
+        reply, bulk = result if isinstance(result, tuple) and isinstance(result[-1], Bulk) else (result, Bulk(()))
+        return "", [msgspec.msgpack.encode(reply), *bulk.frames]
+
+
+class Peer:
+    """A connection to one server; used by one thread."""
+
+    def __init__(self, name: str, address: str, clock: LamportClock, context: zmq.Context[Any]) -> None:
+        """Connect to `address`; raises InvalidConfig for an address that is not loopback."""
+        _require_loopback(address)
+        self.name = name
+        self.address = address
+        self._clock = clock
+        self._calls = itertools.count(1)
+        self._waiting: int | None = None
+        self.socket = context.socket(zmq.DEALER)
+        self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.setsockopt(zmq.SNDTIMEO, 1000)
+        self._monitor = self.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED)
+        self.disconnected = False
+        self.socket.connect(address)
+
+    def send(self, method: Method, argument: Any) -> None:
+        """Send one call; its reply is taken by `receive`. An earlier call that is still open is abandoned."""
+        self._waiting = next(self._calls)
+        header = _Header(RPC_VERSION, self._waiting, method.name, self._clock.tick())
+        self.socket.send_multipart([msgspec.msgpack.encode(header), msgspec.msgpack.encode(argument)])
+
+    def receive(self, method: Method) -> tuple[Any, Bulk] | NoReply | None:
+        """Take the reply of the open call if it is here; None when it is not."""
+        while self.socket.poll(0):
+            raw_header, *parts = self.socket.recv_multipart()
+            header = msgspec.msgpack.decode(raw_header, type=_Header)
+            self._clock.merge(header.clock)
+            if header.call != self._waiting:
+                continue  # the late reply of an abandoned call
+            self._waiting = None
+            if header.error:
+                return NoReply(header.error)
+            return msgspec.msgpack.decode(parts[0], type=method.reply), Bulk(tuple(parts[1:]))
+        self.check_connection()
+        return NoReply("the connection broke", disconnected=True) if self.disconnected else None
+
+    def check_connection(self) -> None:
+        """Note a broken connection. A restarted process has another address, so a broken one stays broken."""
+        while self._monitor.poll(0):
+            recv_monitor_message(self._monitor)
+            self.disconnected = True
+
+    def close(self) -> None:
+        """Release the sockets."""
+        self.socket.disable_monitor()
+        self._monitor.close()
+        self.socket.close()
+
+
+def exchange(calls: Mapping[str, tuple[Peer, Method, Any]], timeout_s: float) -> dict[str, tuple[Any, Bulk] | NoReply]:
+    """Call many peers at once and wait for all answers, at most `timeout_s` seconds.
+
+    Returns, for each key, (reply, bulk frames) or `NoReply`; never raises for a peer's fault.
+    """
+    deadline = time.monotonic() + timeout_s
+    results: dict[str, tuple[Any, Bulk] | NoReply] = {}
+    poller = zmq.Poller()
+    for key, (peer, method, argument) in calls.items():
+        peer.check_connection()
+        if peer.disconnected:
+            results[key] = NoReply("the connection broke", disconnected=True)
+            continue
+        try:
+            peer.send(method, argument)
+        except zmq.Again:
+            results[key] = NoReply("the connection accepts no more calls", disconnected=True)
+            continue
+        poller.register(peer.socket, zmq.POLLIN)
+    while len(results) < len(calls):
+        remaining = deadline - time.monotonic()
+        for key, (peer, method, _) in calls.items():
+            if key not in results:
+                answer = peer.receive(method)
+                if answer is None and remaining <= 0:
+                    answer = NoReply(f"no reply within {timeout_s:g} s")
+                if answer is not None:
+                    results[key] = answer
+                    poller.unregister(peer.socket)
+        if len(results) < len(calls):
+            # Short waits, because a broken connection shows on the monitor and not on the polled sockets.
+            poller.poll(int(max(0.0, min(20.0, remaining * 1000))))
+    return results
+
+
+def call(peer: Peer, method: Method, argument: Any, timeout_s: float) -> tuple[Any, Bulk] | NoReply:
+    """Call one peer and wait for its answer."""
+    return exchange({peer.name: (peer, method, argument)}, timeout_s)[peer.name]
+
+
+def require(answers: Mapping[str, tuple[Any, Bulk] | NoReply]) -> dict[str, tuple[Any, Bulk]]:
+    """The answers of peers that must all have answered.
+
+    Raises: EndpointLost naming the first that did not.
+    """
+    found: dict[str, tuple[Any, Bulk]] = {}
+    for name, answer in answers.items():
+        if isinstance(answer, NoReply):
+            raise EndpointLost(name, answer.reason)
+        found[name] = answer
+    return found
