@@ -42,6 +42,8 @@ class CodecConfig:
     """Level 1: higher levels are slower and larger on value planes."""
     max_payload_bytes: int = 8 * 1024 * MIB
     """A decoder refuses a payload that declares a larger body, before it allocates."""
+    max_metadata_bytes: int = 64 * MIB
+    """A decoder refuses more item metadata; about 100 bytes an item."""
     max_tensor_elements: int = 1 << 48
     """A decoder refuses a shape with more elements."""
 
@@ -52,6 +54,7 @@ class CodecConfig:
             bucket_target_bytes=self.bucket_target_bytes,
             zstd_level=self.zstd_level,
             max_payload_bytes=self.max_payload_bytes,
+            max_metadata_bytes=self.max_metadata_bytes,
             max_tensor_elements=self.max_tensor_elements,
         )
         if self.zstd_level > 22:

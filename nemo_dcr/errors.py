@@ -107,12 +107,48 @@ class EndpointLost(AttemptFailed):
         super().__init__(f"endpoint {endpoint} is lost: {detail}")
 
 
+class PayloadConflict(AttemptFailed):
+    """The store holds other bytes under the key of this attempt. Caller: overwrite retry, under a new attempt id."""
+
+    def __init__(self, payload: str, detail: str) -> None:
+        self.payload = payload
+        self.detail = detail
+        super().__init__(f"payload {payload} conflicts with what is stored: {detail}")
+
+
+class AttemptStopped(AttemptFailed):
+    """The attempt was stopped or cleaned up while something was still published in it. Caller: drop the work."""
+
+    def __init__(self, attempt: int, detail: str) -> None:
+        self.attempt = attempt
+        self.detail = detail
+        super().__init__(f"attempt {attempt} has ended: {detail}")
+
+
+class TransportFailed(AttemptFailed):
+    """The transport cannot store or deliver. Caller: repair what the message names, then an overwrite retry."""
+
+    def __init__(self, transport: str, detail: str) -> None:
+        self.transport = transport
+        self.detail = detail
+        super().__init__(f"transport {transport} failed: {detail}")
+
+
 class Conflict(NemoDcrError):
     """The control plane refused: this coordinator was replaced, or the record moved. Caller: step down, never retry."""
 
     def __init__(self, detail: str) -> None:
         self.detail = detail
         super().__init__(f"control plane conflict: {detail}; step down and read the record again")
+
+
+class ControlPlaneUnavailable(NemoDcrError):
+    """A control-plane call got no reply; it may have taken effect. Caller: read the record; for a commit, wait first."""
+
+    def __init__(self, operation: str, detail: str) -> None:
+        self.operation = operation
+        self.detail = detail
+        super().__init__(f"control plane gave no reply to {operation}: {detail}; read the record to learn the outcome")
 
 
 class OperatorNeeded(NemoDcrError):

@@ -64,14 +64,16 @@ def unsigned_of_width(nbytes: int) -> np.dtype[Any]:
 def words(data: bytes | bytearray | memoryview | NDArray[Any], dtype: str) -> Words:
     """View contiguous `data` as the flat words of `dtype`, without a copy.
 
-    Raises: UnsupportedDtype for an unknown name; ValueError when the bytes are not whole elements.
+    Raises: UnsupportedDtype for an unknown name; ValueError when the bytes are not contiguous or not whole elements.
     """
     if isinstance(data, np.ndarray):
         if not data.flags.c_contiguous:
             raise ValueError("words() needs a C-contiguous array; copy it first")
-        data = data.reshape(-1).view(np.uint8)
-        return data.view(unsigned(dtype))
-    return np.frombuffer(data, dtype=unsigned(dtype))
+        return data.reshape(-1).view(np.uint8).view(unsigned(dtype))
+    view = memoryview(data)
+    if not view.c_contiguous:
+        raise ValueError("words() needs contiguous bytes; copy them first")
+    return np.frombuffer(view, dtype=unsigned(dtype))
 
 
 def equal_words(left: Words, right: Words) -> bool:

@@ -8,6 +8,8 @@ Paper: Section 5 (stored bit pattern)
 
 from __future__ import annotations
 
+from math import prod
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -70,16 +72,19 @@ def torch_dtype(name: str) -> torch.dtype:
 def integer_view(tensor: Tensor) -> Tensor:
     """The same storage, shape and strides as integers of the same width (torch dispatches no float operator on it).
 
-    Raises: UnsupportedDtype.
+    Raises: UnsupportedDtype; ValueError for a lazily conjugated or negated tensor, whose storage holds other bits.
     """
     dtype_name(tensor.dtype)
+    if tensor.is_conj() or tensor.is_neg():
+        raise ValueError("a lazily conjugated or negated tensor has no storage of its own; resolve it first")
     return tensor.detach().view(_VIEW[tensor.itemsize])
 
 
 def resident_words(tensor: Tensor) -> Words:
     """Flat words that alias a contiguous CPU tensor of any shape; a write to them is a write to the tensor.
 
-    Raises: UnsupportedDtype; ValueError when the tensor is not contiguous or not on the CPU.
+    Raises: UnsupportedDtype; ValueError when the tensor is not contiguous, not on the CPU, or lazily conjugated or
+    negated.
     """
     if not tensor.is_contiguous() or tensor.device.type != "cpu":
         raise ValueError("resident_words() needs a contiguous CPU tensor")
@@ -98,6 +103,7 @@ def copied_words(tensor: Tensor) -> Words:
     name = dtype_name(tensor.dtype)
     if tensor.numel() == 0:
         return np.empty(0, dtype=unsigned(name))
+    tensor = tensor.detach().resolve_conj().resolve_neg()
     flat: Words = integer_view(tensor).cpu().contiguous().reshape(-1).clone().numpy()
     return flat.view(unsigned(name))
 
@@ -105,14 +111,16 @@ def copied_words(tensor: Tensor) -> Words:
 def tensor_from_words(flat: Words, dtype: str, shape: tuple[int, ...]) -> Tensor:
     """A tensor of `dtype` and `shape` over the given words, without a copy where numpy allows it.
 
-    Raises: UnsupportedDtype; ValueError when the number of words does not fit the shape.
+    Raises: UnsupportedDtype; ValueError when the words have another width or their number does not fit the shape.
     """
     target = torch_dtype(dtype)
-    contiguous = np.ascontiguousarray(flat, dtype=unsigned(dtype))
+    if flat.dtype != unsigned(dtype):
+        raise ValueError(f"{flat.dtype} words cannot be elements of {dtype}")
+    contiguous = np.ascontiguousarray(flat)
     if not contiguous.flags.writeable:
         contiguous = contiguous.copy()
-    if contiguous.size == 0:
-        return torch.empty(shape, dtype=target)
     # numpy and torch agree on signed words of every width; torch has no complete set of unsigned ones.
     signed = torch.from_numpy(contiguous.view(f"i{contiguous.itemsize}"))
+    if prod(shape) != signed.numel():
+        raise ValueError(f"{signed.numel()} words do not fill shape {list(shape)}")
     return signed.view(target).reshape(shape)

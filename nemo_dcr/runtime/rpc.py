@@ -11,10 +11,13 @@ Paper: Appendix B (control calls carry the attempt identifier)   Decisions: D5, 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
+import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -66,7 +69,9 @@ class Bulk:
     frames: tuple[bytes, ...]
 
 
-Handler = Callable[[Any], Any]
+Respond = Callable[..., None]
+"""`respond(reply, bulk=Bulk(()))`: answer one call, once, from any thread."""
+Handler = Callable[[Any, Respond], None]
 
 
 def _require_loopback(address: str) -> None:
@@ -75,7 +80,7 @@ def _require_loopback(address: str) -> None:
 
 
 class Server:
-    """Answers control calls on a thread of its own until `close`."""
+    """Answers control calls on a thread of its own until `close`; an answer may also be given later, by any thread."""
 
     def __init__(self, name: str, clock: LamportClock, address: str = "tcp://127.0.0.1:*") -> None:
         """Bind `address`; raises InvalidConfig for an address that is not loopback."""
@@ -89,61 +94,87 @@ class Server:
         self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
         self._socket.bind(address)
         self.address: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        self._answers: deque[list[bytes]] = deque()
+        self._wake_read, self._wake_write = socket.socketpair()
+        self._wake_write.setblocking(False)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._serve, name=f"rpc-{name}", daemon=True)
 
     def register(self, method: Method, handler: Handler) -> None:
-        """Answer `method` with `handler(argument)`, which returns the reply or (reply, Bulk)."""
+        """Answer `method` by `handler(argument, respond)`. A NemoDcrError that it raises is sent as the answer."""
         self._methods[method.name] = (method, handler)
+
+    def answer(self, method: Method, function: Callable[[Any], Any]) -> None:
+        """Answer `method` at once with `function(argument)`."""
+        self.register(method, lambda argument, respond: respond(function(argument)))
 
     def start(self) -> None:
         """Begin to answer."""
         self._thread.start()
 
     def close(self) -> None:
-        """Stop answering and release the socket. Idempotent."""
+        """Stop answering and release the sockets. Idempotent."""
         if not self._stopping.is_set():
             self._stopping.set()
+            self._wake()
             if self._thread.is_alive():
                 self._thread.join(5.0)
             self._socket.close()
             self._context.term()
+            self._wake_read.close()
+            self._wake_write.close()
+
+    def _wake(self) -> None:
+        with contextlib.suppress(BlockingIOError, OSError):
+            self._wake_write.send(b"x")  # a full or closed pair means that the thread is awake or gone
 
     def _serve(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._socket, zmq.POLLIN)
+        poller.register(self._wake_read.fileno(), zmq.POLLIN)
         while not self._stopping.is_set():
-            if not self._socket.poll(50):
-                continue
-            frames = self._socket.recv_multipart()
-            if len(frames) != 3:
-                logger.warning("%s: dropped a message of %d frames", self.name, len(frames))
-                continue
-            peer, raw_header, body = frames
-            try:
-                header = msgspec.msgpack.decode(raw_header, type=_Header)
-            except msgspec.DecodeError:
-                logger.warning("%s: dropped a message with an unreadable header", self.name)
-                continue
-            self._clock.merge(header.clock)
-            error, parts = self._answer(header, body)
-            reply = _Header(RPC_VERSION, header.call, header.method, self._clock.tick(), error)
-            self._socket.send_multipart([peer, msgspec.msgpack.encode(reply), *parts], copy=True)
+            ready = dict(poller.poll(500))
+            if self._wake_read.fileno() in ready:
+                self._wake_read.recv(4096)
+            while self._answers:
+                self._socket.send_multipart(self._answers.popleft())
+            if self._socket in ready:
+                self._take(self._socket.recv_multipart())
 
-    def _answer(self, header: _Header, body: bytes) -> tuple[str, list[bytes]]:
+    def _take(self, frames: list[bytes]) -> None:
+        if len(frames) != 3:
+            logger.warning("%s: dropped a message of %d frames", self.name, len(frames))
+            return None
+        peer, raw_header, body = frames
+        try:
+            header = msgspec.msgpack.decode(raw_header, type=_Header)
+        except msgspec.DecodeError:
+            logger.warning("%s: dropped a message with an unreadable header", self.name)
+            return None
+        self._clock.merge(header.clock)
+
+        def finish(error: str, parts: list[bytes]) -> None:
+            answered = _Header(RPC_VERSION, header.call, header.method, self._clock.tick(), error)
+            self._answers.append([peer, msgspec.msgpack.encode(answered), *parts])
+            self._wake()
+
+        def respond(reply: Any, bulk: Bulk = Bulk(())) -> None:
+            finish("", [msgspec.msgpack.encode(reply), *bulk.frames])
+
         if header.version != RPC_VERSION:
-            return f"this peer speaks control version {RPC_VERSION}, not {header.version}; upgrade one side", []
+            return finish(f"this peer speaks control version {RPC_VERSION}, not {header.version}; upgrade one side", [])
         if header.method not in self._methods:
-            return f"unknown control call {header.method!r}", []
+            return finish(f"unknown control call {header.method!r}", [])
         method, handler = self._methods[header.method]
         try:
             argument: Any = msgspec.msgpack.decode(body, type=method.argument)
         except (msgspec.DecodeError, msgspec.ValidationError) as problem:
-            return f"argument of {header.method} is not valid: {problem}", []
+            return finish(f"argument of {header.method} is not valid: {problem}", [])
         try:
-            result = handler(argument)
+            handler(argument, respond)
         except NemoDcrError as problem:
-            return f"{type(problem).__name__}: {problem}", []
-        reply, bulk = result if isinstance(result, tuple) and isinstance(result[-1], Bulk) else (result, Bulk(()))
-        return "", [msgspec.msgpack.encode(reply), *bulk.frames]
+            finish(f"{type(problem).__name__}: {problem}", [])
+        return None
 
 
 class Peer:

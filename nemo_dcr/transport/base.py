@@ -15,6 +15,9 @@ from typing import Protocol
 
 from nemo_dcr.ids import AttemptId, OwnerId, PayloadKey
 
+Buffer = bytes | bytearray | memoryview
+"""Contiguous bytes that a sender hands over."""
+
 
 @dataclass(frozen=True, slots=True)
 class Announcement:
@@ -46,15 +49,22 @@ class Manifest:
 class Publisher(Protocol):
     """Owner side of one attempt."""
 
-    def publish(self, key: PayloadKey, data: bytes, digest: bytes) -> Announcement:
+    def publish(self, key: PayloadKey, data: Buffer, digest: bytes) -> Announcement:
         """Make one payload available and announce it; blocks while queues are full. The caller may reuse `data` after.
 
-        Raises: AttemptFailed when the payload cannot be delivered.
+        The same key with the same bytes is accepted again, also from a restarted owner (D31).
+
+        Raises: PayloadConflict when the key holds other bytes or the set is closed; AttemptStopped; TransportFailed.
+        ValueError when `key` names another attempt or owner, or `digest` is not 1 to 32 bytes.
         """
         ...
 
     def close_set(self) -> Manifest:
-        """Publish the manifest of everything published so far. Nothing may be published after it."""
+        """Publish the manifest of everything published so far, by payload number. Nothing may be published after it.
+
+        Raises: PayloadConflict when the store holds another manifest or payloads that this publisher did not send;
+        AttemptStopped; TransportFailed.
+        """
         ...
 
     def stop(self) -> None:
@@ -66,7 +76,12 @@ class Subscription(Protocol):
     """Receiver side of one attempt on one node."""
 
     def poll(self, timeout_s: float) -> Announcement | Manifest | None:
-        """The next announcement or manifest, or None after `timeout_s` seconds. Repeats are allowed."""
+        """The next announcement or manifest, or None after `timeout_s` seconds. Repeats are allowed.
+
+        A transport may deliver what belongs to an older attempt, under its own identifiers: the caller drops it.
+
+        Raises: AttemptFailed when the set can no longer arrive, for example because its manifest is damaged.
+        """
         ...
 
     def fetch(self, announcement: Announcement) -> bytes:

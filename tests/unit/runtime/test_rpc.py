@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,7 +16,19 @@ import pytest
 import zmq
 
 from nemo_dcr.errors import EndpointLost, InvalidConfig
-from nemo_dcr.runtime.rpc import RPC_VERSION, Bulk, Method, NoReply, Peer, Server, _Header, call, exchange, require
+from nemo_dcr.runtime.rpc import (
+    RPC_VERSION,
+    Bulk,
+    Method,
+    NoReply,
+    Peer,
+    Respond,
+    Server,
+    _Header,
+    call,
+    exchange,
+    require,
+)
 from nemo_dcr.trace import LamportClock
 
 
@@ -45,7 +58,7 @@ class Echo:
 class Echoed:
     text: str
 server = Server("child", LamportClock())
-server.register(Method("echo", Echo, Echoed), lambda argument: Echoed(argument.text))
+server.answer(Method("echo", Echo, Echoed), lambda argument: Echoed(argument.text))
 server.start()
 print(server.address, flush=True)
 time.sleep(60)
@@ -62,7 +75,9 @@ def context() -> Iterator[zmq.Context]:
 @pytest.fixture
 def server() -> Iterator[Server]:
     server = Server("node", LamportClock())
-    server.register(ECHO, lambda argument: (Echoed(argument.text * argument.number), Bulk((b"raw", b""))))
+    server.register(
+        ECHO, lambda argument, respond: respond(Echoed(argument.text * argument.number), Bulk((b"raw", b"")))
+    )
     server.start()
     yield server
     server.close()
@@ -78,7 +93,7 @@ def test_a_reply_and_its_bulk_frames_come_back_as_values(server: Server, context
 def test_every_message_carries_the_lamport_clock_forward(context: zmq.Context) -> None:
     clock = LamportClock()
     server = Server("node", clock)
-    server.register(ECHO, lambda argument: Echoed(argument.text))
+    server.answer(ECHO, lambda argument: Echoed(argument.text))
     server.start()
     mine = LamportClock()
     mine.merge(1000)
@@ -124,7 +139,7 @@ def test_a_typed_error_of_a_handler_is_a_value_for_the_caller(context: zmq.Conte
         raise InvalidConfig("field", argument.text)
 
     server = Server("node", LamportClock())
-    server.register(ECHO, refuse)
+    server.answer(ECHO, refuse)
     server.start()
     peer = Peer("node", server.address, LamportClock(), context)
     answer = call(peer, ECHO, Echo("too small", 1), 5.0)
@@ -170,7 +185,7 @@ def test_a_killed_peer_shows_at_once_and_a_stopped_one_after_the_limit(fatal: in
 
 def test_one_slow_peer_does_not_hide_the_replies_of_the_others(server: Server, context: zmq.Context) -> None:
     slow = Server("slow", LamportClock())
-    slow.register(ECHO, lambda argument: (time.sleep(1.0), Echoed(argument.text))[1])
+    slow.answer(ECHO, lambda argument: (time.sleep(1.0), Echoed(argument.text))[1])
     slow.start()
     peers = {
         "node": Peer("node", server.address, LamportClock(), context),
@@ -184,3 +199,26 @@ def test_one_slow_peer_does_not_hide_the_replies_of_the_others(server: Server, c
     for peer in peers.values():
         peer.close()
     slow.close()
+
+
+def test_an_answer_may_come_later_from_another_thread_while_the_server_goes_on(context: zmq.Context) -> None:
+    server = Server("node", LamportClock())
+    later: list[Respond] = []
+    server.register(Method("later", Echo, Echoed), lambda argument, respond: later.append(respond))
+    server.answer(ECHO, lambda argument: Echoed(argument.text))
+    server.start()
+    waiting = Peer("waiting", server.address, LamportClock(), context)
+    other = Peer("other", server.address, LamportClock(), context)
+    method = Method("later", Echo, Echoed)
+    waiting.send(method, Echo("x", 1))
+    assert call(other, ECHO, Echo("now", 1), 5.0) == (Echoed("now"), Bulk(()))
+    assert waiting.receive(method) is None
+    threading.Thread(target=lambda: later[0](Echoed("done"))).start()
+    deadline = time.monotonic() + 5
+    answer = None
+    while answer is None and time.monotonic() < deadline:
+        answer = waiting.receive(method)
+    assert answer == (Echoed("done"), Bulk(()))
+    waiting.close()
+    other.close()
+    server.close()

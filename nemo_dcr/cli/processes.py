@@ -1,0 +1,75 @@
+"""Child processes of a demo run: started with a log file each, ended by pid, never orphaned.
+
+Each child gets its own process group and dies with its parent. What a child prints goes to its log; when a child ends
+by itself the error quotes the last lines of that log.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from nemo_dcr.errors import EndpointLost
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent() -> None:
+    """Ask the kernel to kill this process when its parent ends (Linux)."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() == 1:
+        os._exit(1)
+
+
+class Child:
+    """One child process that runs a module of this package."""
+
+    def __init__(self, name: str, module: str, arguments: Sequence[str], log: Path) -> None:
+        """Start `python -m module arguments...`, with standard output and error in `log`."""
+        self.name = name
+        self.log = log
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", module, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env=environment,
+            )
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
+
+    def alive(self) -> bool:
+        """True while the process runs."""
+        return self._process.poll() is None
+
+    def require_alive(self) -> None:
+        """Raises EndpointLost with the end of the log when the process ended."""
+        if not self.alive():
+            tail = self.log.read_text(errors="replace").strip().splitlines()[-5:]
+            raise EndpointLost(self.name, f"ended with {self._process.returncode}; {self.log}: " + " | ".join(tail))
+
+    def kill(self) -> None:
+        """SIGKILL, and wait until it is gone."""
+        if self.alive():
+            self._process.send_signal(signal.SIGKILL)
+        self._process.wait()
+
+    def stop(self, timeout_s: float = 5.0) -> None:
+        """SIGTERM, then SIGKILL after `timeout_s` seconds."""
+        if self.alive():
+            self._process.terminate()
+            try:
+                self._process.wait(timeout_s)
+            except subprocess.TimeoutExpired:
+                self.kill()

@@ -1,0 +1,132 @@
+"""What a demo run tells: one row a transition, as a table for people and as JSON for programs.
+
+The element change rate counts unique source elements (N_chg / N_src), the canonical density counts destinations whose
+canonical bits changed (|D_chg| / N); they are printed apart, as Appendix D defines them.
+
+Paper: Appendix C (timed window), Appendix D (change rate, density, payload bytes)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttemptRow:
+    """One attempt of a transition."""
+
+    id: int
+    mode: str
+    """xor, overwrite, dense or finish."""
+    outcome: str
+    """committed or failed."""
+    reason: str = ""
+    """Why it failed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransitionRow:
+    """One transition. Payload figures are those of the committed attempt."""
+
+    version: int
+    gate: str
+    attempts: list[AttemptRow]
+    changed_elements: int
+    """N_chg."""
+    total_elements: int
+    """N_src."""
+    emitted_destinations: int
+    """|D|."""
+    changed_destinations: int
+    """|D_chg|."""
+    canonical_elements: int
+    """N."""
+    xor_items: int
+    overwrite_items: int
+    payloads: int
+    payload_bytes: int
+    checkpoint_bytes: int
+    baseline_bytes: int
+    seconds: dict[str, float]
+    """`refit` is t1 - t0 of the committed attempt without post-apply checks; the others are stages, which overlap."""
+    loss: float
+    """Mean training loss of the step behind this version."""
+    restored: list[str]
+    """Receivers that were restored densely to this version after the commit of the version before."""
+    mixed_bits: dict[str, list[int]]
+    """After a failed attempt, for each surviving receiver: bits that differ from the old and from the new version."""
+    receivers: int
+    """Receivers that the commit record requires."""
+    mismatched_bits: int
+    """Over every stored bit of every parameter and buffer on every rank, and of the trackers."""
+
+    @property
+    def change_rate(self) -> float:
+        """N_chg / N_src."""
+        return self.changed_elements / max(1, self.total_elements)
+
+    @property
+    def density(self) -> float:
+        """|D_chg| / N."""
+        return self.changed_destinations / max(1, self.canonical_elements)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoReport:
+    """A whole run."""
+
+    ok: bool
+    model: str
+    transitions: list[TransitionRow] = field(default_factory=list)
+
+    def write(self, path: Path) -> None:
+        """Write the report as JSON."""
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(self)) + b"\n")
+
+
+_HEADINGS = (
+    "version", "gate", "attempts", "N_src", "N_chg", "rate", "|D|", "|D_chg|", "density", "XOR items", "OW items",
+    "payloads", "payload MB", "of ckpt", "refit s", "construct s", "apply s", "baseline", "receivers", "restored",
+    "mismatched bits",
+)  # fmt: skip
+
+
+def table(report: DemoReport) -> str:
+    """The rows as an aligned text table."""
+    rows = [_cells(row) for row in report.transitions]
+    widths = [max(len(cell) for cell in column) for column in zip(_HEADINGS, *rows, strict=True)]
+    lines = [
+        "  ".join(text.rjust(width) for text, width in zip(line, widths, strict=True)) for line in (_HEADINGS, *rows)
+    ]
+    lines.insert(1, "  ".join("-" * width for width in widths))
+    return "\n".join(lines)
+
+
+def _cells(row: TransitionRow) -> tuple[str, ...]:
+    attempts = ", ".join(f"{attempt.id} {attempt.mode} {attempt.outcome}" for attempt in row.attempts)
+    return (
+        str(row.version),
+        row.gate,
+        attempts,
+        f"{row.total_elements:,}",
+        f"{row.changed_elements:,}",
+        f"{row.change_rate:.3%}",
+        f"{row.emitted_destinations:,}",
+        f"{row.changed_destinations:,}",
+        f"{row.density:.3%}",
+        str(row.xor_items),
+        str(row.overwrite_items),
+        str(row.payloads),
+        f"{row.payload_bytes / 1e6:.3f}",
+        f"{row.payload_bytes / max(1, row.checkpoint_bytes):.3%}",
+        f"{row.seconds.get('refit', 0.0):.2f}",
+        f"{row.seconds.get('construct', 0.0):.2f}",
+        f"{row.seconds.get('apply', 0.0):.2f}",
+        f"{row.baseline_bytes / max(1, row.checkpoint_bytes):.2f}x",
+        str(row.receivers),
+        ", ".join(row.restored) or "-",
+        str(row.mismatched_bits),
+    )

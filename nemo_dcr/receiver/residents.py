@@ -1,0 +1,218 @@
+"""The tensors of one engine rank: which storage is resident, under which names, and what its bits are.
+
+Storages are told apart by identity, never by name: tied tensors and alias views are one storage with several names.
+Parameters and buffers (persistent or not) are compared, dumped and pinned to their place (LC9). Tensors that hang on
+modules as plain attributes are known too, so that a write to one is never taken for a write to a temporary.
+Not handled: tensors inside containers or closures; a load that writes them is refused as a write to unknown storage.
+
+Paper: Section 3 (rank-local storage P_r)   Proofs: L4 xor_reconstructs   Conditions: LC1, LC9, LC10
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from nemo_dcr import bits
+from nemo_dcr.bits.tensors import copied_words, dtype_name
+
+
+class NativeModel(Protocol):
+    """A torch module with its own loader."""
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> Iterable[str] | None:
+        """Place canonical tensors into resident storage; may return the names that it loaded."""
+        ...
+
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        """As in `torch.nn.Module`."""
+        ...
+
+    def named_buffers(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, Tensor]]:
+        """As in `torch.nn.Module`."""
+        ...
+
+
+def storage_key(tensor: Tensor) -> int:
+    """Identity of the storage behind a tensor; 0 where it has none that torch can name."""
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except (NotImplementedError, RuntimeError):
+        return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Resident:
+    """One named tensor of the model, with the place it had when the table was made."""
+
+    name: str
+    tensor: Tensor
+    pinned: Tensor
+    """Another handle on the same storage, to put the tensor back where it was."""
+    storage: int
+    """Number of its storage in `Residents`."""
+    place: tuple[Any, ...]
+
+
+def _place(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype, storage_key(tensor)
+
+
+def _named_tensors(model: NativeModel) -> Iterator[tuple[str, Tensor]]:
+    yield from model.named_parameters(remove_duplicate=False)
+    yield from model.named_buffers(remove_duplicate=False)
+
+
+def _attribute_tensors(model: NativeModel) -> Iterator[tuple[str, Tensor]]:
+    named_modules = getattr(model, "named_modules", None)
+    for prefix, module in named_modules() if named_modules is not None else [("", model)]:
+        for key, value in vars(module).items():
+            if isinstance(value, Tensor):
+                yield (f"{prefix}.{key}" if prefix else key), value
+
+
+class Residents:
+    """Registry of the resident storages of one model."""
+
+    def __init__(self, model: NativeModel) -> None:
+        self._model = model
+        self._numbers: dict[int, int] = {}
+        self._attributes: list[StorageWeakRef] = []
+        self.names: list[list[str]] = []
+        """Names of each storage, by number; attribute tensors included."""
+        self.tensors: dict[str, Resident] = {}
+        """Parameters and buffers by name, sorted."""
+        for name, tensor in sorted(_named_tensors(model), key=lambda entry: entry[0]):
+            number = self._register(name, tensor)
+            self.tensors[name] = Resident(name, tensor, tensor.detach(), number, _place(tensor))
+        self.attributes: dict[str, Tensor] = {}
+        for name, tensor in _attribute_tensors(model):
+            if storage_key(tensor):
+                self._register(name, tensor)
+                self.attributes[name] = tensor
+                # A weak reference keeps the identity from being reused without keeping the memory.
+                self._attributes.append(StorageWeakRef(tensor.untyped_storage()))
+
+    def _register(self, name: str, tensor: Tensor) -> int:
+        number = self._numbers.setdefault(storage_key(tensor), len(self.names))
+        if number == len(self.names):
+            self.names.append([])
+        self.names[number].append(name)
+        return number
+
+    def number_of(self, tensor: Tensor) -> int | None:
+        """Number of the resident storage behind `tensor`, or None for any other tensor."""
+        return self._numbers.get(storage_key(tensor))
+
+    def tensor_of(self, number: int) -> Tensor:
+        """Some tensor on the resident storage of that number."""
+        name = self.names[number][0]
+        return self.tensors[name].pinned if name in self.tensors else self.attributes[name]
+
+    def put_back(self) -> None:
+        """Undo a loader's rebinding of parameters and buffers (`.data =`, new objects): the old storage is untouched."""
+        modules = dict(getattr(self._model, "named_modules", dict)())
+        for name in self.replaced():
+            resident = self.tensors.get(name)
+            prefix, _, leaf = name.rpartition(".")
+            holder = modules.get(prefix, self._model)
+            for kind in ("_parameters", "_buffers"):
+                slot = getattr(holder, kind, {})
+                if leaf in slot and resident is None:
+                    del slot[leaf]
+                elif leaf in slot and resident is not None:
+                    slot[leaf] = resident.tensor
+            if resident is not None and _place(resident.tensor) != resident.place:
+                resident.tensor.data = resident.pinned
+
+    def moved(self) -> list[str]:
+        """Names whose tensor no longer has the storage, pointer, shape, stride or dtype of the time of prewarm (LC9)."""
+        return [name for name, resident in self.tensors.items() if _place(resident.tensor) != resident.place]
+
+    def replaced(self) -> list[str]:
+        """As `moved`, and also the names under which the model now has another tensor object, or none."""
+        now = dict(_named_tensors(self._model))
+        gone = {name for name, resident in self.tensors.items() if now.get(name) is not resident.tensor}
+        return sorted(gone | set(now) - set(self.tensors) | set(self.moved()))
+
+    def checksums(self) -> dict[str, int]:
+        """A fast sum over the words of each resident storage, to notice an unseen write (not a proof of equality)."""
+        seen: set[int] = set()
+        sums: dict[str, int] = {}
+        for name, resident in self.tensors.items():
+            if resident.storage not in seen and resident.tensor.numel() > 0:
+                seen.add(resident.storage)
+                sums[name] = _checksum(resident.tensor)
+        return sums
+
+    @property
+    def on_inference_mode(self) -> bool:
+        """True when a resident tensor was made in inference mode and may be written only there."""
+        return any(resident.tensor.is_inference() for resident in self.tensors.values())
+
+
+def _checksum(tensor: Tensor) -> int:
+    storage = tensor.untyped_storage()
+    raw = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage, 0, (storage.nbytes(),), (1,))
+    whole = storage.nbytes() // 8 * 8
+    return int(raw[:whole].view(torch.int64).sum()) + (int(raw[whole:].sum(dtype=torch.int64)) << 64)
+
+
+@dataclass(frozen=True, slots=True)
+class ResidentTensor:
+    """The stored bits of one parameter or buffer."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    words: bits.Words
+    """Row-major unsigned words, a copy."""
+
+
+def resident_dump(model: NativeModel) -> Iterator[ResidentTensor]:
+    """Every parameter and buffer, persistent or not, tied names each on their own, sorted by name.
+
+    Raises: UnsupportedDtype.
+    """
+    for name, tensor in sorted(_named_tensors(model), key=lambda entry: entry[0]):
+        yield ResidentTensor(name, dtype_name(tensor.dtype), tuple(tensor.shape), copied_words(tensor))
+
+
+@dataclass(frozen=True, slots=True)
+class ResidentDigest:
+    """BLAKE2b-128 of the resident bits."""
+
+    by_name: dict[str, str]
+    """Hex digest over dtype, shape and words of each parameter and buffer, sorted by name."""
+    total: str
+    """Hex digest over all names and their digests."""
+
+
+def resident_digest(model: NativeModel) -> ResidentDigest:
+    """Digest every parameter and buffer; two views of the same elements are read once.
+
+    Raises: UnsupportedDtype.
+    """
+    by_place: dict[tuple[Any, ...], str] = {}
+    by_name: dict[str, str] = {}
+    total = hashlib.blake2b(digest_size=16)
+    for name, tensor in sorted(_named_tensors(model), key=lambda entry: entry[0]):
+        place = (*_place(tensor), tensor.storage_offset())
+        if place not in by_place:
+            state = hashlib.blake2b(f"{dtype_name(tensor.dtype)}{tuple(tensor.shape)}".encode(), digest_size=16)
+            state.update(np.ascontiguousarray(copied_words(tensor)).data)
+            by_place[place] = state.hexdigest()
+        by_name[name] = by_place[place]
+        total.update(f"{name}\0{by_place[place]}\n".encode())
+    return ResidentDigest(by_name, total.hexdigest())

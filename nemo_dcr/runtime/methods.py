@@ -1,0 +1,90 @@
+"""The control calls by name: the protocol's own, and those of the runtime for prewarm, timings and dumps.
+
+A call of the protocol is named after its message class, so the wire and the code cannot drift apart.
+
+Paper: Section 6.1 (prewarm call); Appendix B (control calls)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nemo_dcr.protocol.messages import OWNER_CALLS, RECEIVER_CALLS, OwnerReply, ReceiverReply
+from nemo_dcr.runtime.rpc import Method
+from nemo_dcr.runtime.timings import Timings, TimingsOf
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRow:
+    """One canonical tensor on the wire."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class Prewarm:
+    """Discover loader paths for these canonical tensors on a shadow, and reserve the scratch."""
+
+    tensors: tuple[TensorRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Prewarmed:
+    """Path class of each canonical name on this rank; `problem` says why there are none."""
+
+    classes: dict[str, str]
+    reasons: dict[str, tuple[str, str]]
+    """Condition code and detail of each unsupported name."""
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Nothing:
+    """A call without arguments."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Canonical tensors that an owner can emit records for, and sizes of its part of the source."""
+
+    tensors: tuple[TensorRow, ...]
+    source_elements: int
+    baseline_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class BoxRow:
+    """Which elements of a canonical tensor a tracker holds: reshape to `view`, cut the box, transpose by `axes`."""
+
+    view: tuple[int, ...]
+    start: tuple[int, ...]
+    extent: tuple[int, ...]
+    axes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """Stored tensors of a node; the bytes of row i are bulk frame i."""
+
+    tensors: tuple[TensorRow, ...]
+    boxes: tuple[BoxRow, ...] = ()
+    """Trackers only: one box for each row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A call was carried out, or `problem` says why not."""
+
+    problem: str = ""
+
+
+RECEIVER_METHODS = {call: Method(call.__name__, call, ReceiverReply) for call in RECEIVER_CALLS}
+OWNER_METHODS = {call: Method(call.__name__, call, OwnerReply) for call in OWNER_CALLS}
+
+PREWARM = Method("Prewarm", Prewarm, Prewarmed)
+TABLE = Method("Table", Nothing, Table)
+TIMINGS = Method("Timings", TimingsOf, Timings)
+DUMP = Method("Dump", Nothing, Storage)
+STOP = Method("Stop", Nothing, Done)

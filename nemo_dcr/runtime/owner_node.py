@@ -1,0 +1,286 @@
+"""One owner: drives the owner machine with the delta loop, a publisher and the trainer that it sits in.
+
+Calls arrive on any thread. Streams, baseline copies and reloads are long, so they run one after another in `work`, on
+one worker thread; a stop interrupts a stream between chunks and inside a blocked publish. The machine decides what may
+start; nothing here looks at versions or candidates.
+Not handled: sockets and thread loops (see serve); when to step the optimizer (the trainer asks `freeze` first).
+
+Paper: Section 5; Figure B.3   Spec: actions of the owner   Decisions: D8, D11, D12   Conditions: SC3, SC4
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from nemo_dcr.codec.payload import encode_payload
+from nemo_dcr.codec.records import PathClass
+from nemo_dcr.config import CodecConfig
+from nemo_dcr.errors import AttemptFailed, AttemptStopped
+from nemo_dcr.ids import AttemptId, CandidateId, Incarnation, PayloadKey
+from nemo_dcr.protocol import owner
+from nemo_dcr.protocol.messages import OwnerCall, OwnerReply, OwnerReport
+from nemo_dcr.protocol.owner_state import (
+    AnswerTrainer,
+    BaselineFilled,
+    BaselineLost,
+    CandidateFrozen,
+    CopyCandidate,
+    OwnerAnswer,
+    OwnerCalled,
+    OwnerEffect,
+    OwnerEvent,
+    PayloadPublished,
+    PushOwnerReport,
+    RefillBaseline,
+    ReloadCommitted,
+    StartStream,
+    StopStream,
+    StreamEnded,
+    StreamFailed,
+    StreamStopped,
+    ThawCandidate,
+    WeightsChanged,
+    WeightsReloaded,
+)
+from nemo_dcr.protocol.tags import TrackerTag
+from nemo_dcr.runtime.timings import StageClock
+from nemo_dcr.source.delta import Counts, DeltaOwner
+from nemo_dcr.trace import Emit, NullTracer, Tracer
+from nemo_dcr.transport.base import Publisher, Transport
+
+Job = Callable[[], None]
+
+
+class FrozenTrainer(Protocol):
+    """What the owner needs of the trainer that it sits in."""
+
+    def end_transition(self, candidate: CandidateId) -> None:
+        """The frozen weights are committed and the baseline holds them: optimizer steps are allowed again."""
+        ...
+
+    def reload(self, delta: DeltaOwner) -> CandidateId:
+        """The candidate is dead: set the weights back to the baseline of `delta` and allow optimizer steps again.
+
+        Returns the committed candidate that the weights are now.
+        """
+        ...
+
+
+class OwnerNode:
+    """One trainer rank's owner, without sockets and thread loops."""
+
+    def __init__(
+        self,
+        *,
+        delta: DeltaOwner,
+        incarnation: Incarnation,
+        tracker: TrackerTag,
+        resident: CandidateId | None,
+        trainer: FrozenTrainer,
+        transport: Transport,
+        tracer: Tracer | None = None,
+        codec: CodecConfig | None = None,
+        baseline_digest: bytes = b"",
+    ) -> None:
+        """`tracker` and `resident` say what baseline and weights are known to hold at the start."""
+        self.delta = delta
+        self.timings = StageClock(f"owner-{delta.owner}")
+        self._trainer = trainer
+        self._transport = transport
+        self._tracer = tracer or NullTracer()
+        self._codec = codec or CodecConfig()
+        self._changed = threading.Condition(threading.RLock())
+        self._state, effects = owner.start(
+            delta.owner, incarnation, tracker=tracker, resident=resident, baseline_digest=baseline_digest
+        )
+        self._events: deque[OwnerEvent] = deque()
+        self._stepping = False
+        self._calls = itertools.count()
+        self._responders: dict[int, Callable[[OwnerReply], None]] = {}
+        self._jobs: deque[Job] = deque()
+        self._refusal = ""
+        self._stream: AttemptId | None = None
+        self._publisher: Publisher | None = None
+        self._stop: AttemptId | None = None
+        for effect in effects:
+            self._perform(effect)
+
+    # ------------------------------------------------------------------------------------------------- any thread
+
+    def call(self, call: OwnerCall, respond: Callable[[OwnerReply], None]) -> None:
+        """Take one control call; `respond` gets the reply, now or after the stream stopped."""
+        with self._changed:
+            call_id = next(self._calls)
+            self._responders[call_id] = respond
+            self._feed(OwnerCalled(call_id, call))
+
+    @property
+    def report(self) -> OwnerReport:
+        """The owner as it stands."""
+        with self._changed:
+            return owner.report(self._state)
+
+    @property
+    def counts(self) -> Counts:
+        """Counts of the latest stream (Appendix D)."""
+        return self.delta.counts
+
+    def freeze(self, candidate: CandidateId) -> str:
+        """Offer the paused trainer's weights as the candidate of a transition; a text says why it may not begin."""
+        with self._changed:
+            self._refusal = ""
+            self._feed(CandidateFrozen(candidate))
+            return self._refusal
+
+    def weights_changed(self) -> None:
+        """The optimizer is about to step: the resident weights stop being a committed version."""
+        self._feed(WeightsChanged())
+
+    # ---------------------------------------------------------------------------------------------- worker thread
+
+    def work(self, timeout_s: float) -> bool:
+        """Run one stream, copy or reload; True when there was one. Waits at most `timeout_s` seconds."""
+        with self._changed:
+            if not self._jobs:
+                self._changed.wait(timeout_s)
+            if not self._jobs:
+                return False
+            job = self._jobs.popleft()
+        job()
+        return True
+
+    def _run_stream(self, start: StartStream) -> None:
+        attempt = start.attempt
+        self.timings.mark(attempt, "construct_began")
+        classes = {name: PathClass(path) for name, path in start.classes.items()}
+        publisher = self._transport.publisher(attempt, self.delta.owner)
+        with self._changed:
+            self._publisher = publisher
+            if self._is_stopped(attempt):
+                publisher.stop()
+        try:
+            buckets = self.delta.stream(
+                start.mode,
+                classes,
+                attempt=attempt,
+                base=start.version,
+                stopped=lambda: self._is_stopped(attempt),
+            )
+            for number in itertools.count():
+                with self.timings.stage(attempt, "construct"):
+                    bucket = next(buckets, None)
+                if bucket is None:
+                    break
+                key = PayloadKey(attempt, self.delta.owner, number)
+                with self.timings.stage(attempt, "encode"):
+                    payload = encode_payload(key, bucket.items, zstd_level=self._codec.zstd_level)
+                with self.timings.stage(attempt, "publish"):
+                    publisher.publish(key, payload.data, payload.digest)
+                self.timings.count(attempt, "payloads", 1)
+                self.timings.count(attempt, "payload_bytes", len(payload.data))
+                self._feed(PayloadPublished(attempt, number, payload.digest))
+            manifest = publisher.close_set()
+            self.timings.mark(attempt, "construct_ended")
+            self._count(attempt)
+            self._feed(StreamEnded(attempt, manifest.digest))
+        except AttemptStopped:
+            pass  # asked for by stop_and_wait, which is answered below
+        except AttemptFailed as problem:
+            self._feed(StreamFailed(attempt, f"{type(problem).__name__}: {problem}"))
+        finally:
+            publisher.stop()
+            with self._changed:
+                self._publisher = self._stream = None
+                self._finish_stop()
+
+    def _count(self, attempt: AttemptId) -> None:
+        counts = self.delta.counts
+        for name in (
+            "source_elements",
+            "changed_elements",
+            "emitted",
+            "emitted_changed",
+            "xor_items",
+            "overwrite_items",
+        ):
+            self.timings.count(attempt, name, getattr(counts, name))
+
+    def _copy(self, copy: CopyCandidate) -> None:
+        with self.timings.stage(self._state.attempt, "baseline"):
+            self.delta.update_baseline(copy.version)
+        self.timings.mark(self._state.attempt, "baseline_updated")
+        self._feed(BaselineFilled(copy.version))
+
+    def _refill(self, refill: RefillBaseline) -> None:
+        try:
+            self.delta.rebuild(
+                refill.version, open_candidate=self._state.candidate, committed_candidate=refill.candidate
+            )
+        except AttemptFailed as problem:
+            self._feed(BaselineLost(str(problem)))
+        else:
+            self._feed(BaselineFilled(refill.version))
+
+    def _reload(self) -> None:
+        self._feed(WeightsReloaded(self._trainer.reload(self.delta)))
+
+    # ------------------------------------------------------------------------------------------------ the machine
+
+    def _is_stopped(self, attempt: AttemptId) -> bool:
+        return self._stop == attempt
+
+    def _feed(self, event: OwnerEvent) -> None:
+        with self._changed:
+            self._events.append(event)
+            if self._stepping:
+                return
+            self._stepping = True
+            try:
+                while self._events:
+                    self._state, effects = owner.step(self._state, self._events.popleft())
+                    for effect in effects:
+                        self._perform(effect)
+            finally:
+                self._stepping = False
+                self._changed.notify_all()
+
+    def _perform(self, effect: OwnerEffect) -> None:
+        match effect:
+            case Emit():
+                self._tracer.emit(effect)
+            case OwnerAnswer(call_id, reply):
+                self._responders.pop(call_id)(reply)
+            case AnswerTrainer(_, refusal):
+                self._refusal = refusal
+            case StartStream(attempt=attempt):
+                self._stream = attempt
+                self._enqueue(lambda: self._run_stream(effect))
+            case StopStream(attempt):
+                self._stop = attempt
+                if self._publisher is not None:
+                    self._publisher.stop()
+                self._finish_stop()
+            case CopyCandidate():
+                self._enqueue(lambda: self._copy(effect))
+            case RefillBaseline():
+                self._enqueue(lambda: self._refill(effect))
+            case ReloadCommitted():
+                self._enqueue(self._reload)
+            case ThawCandidate(candidate):
+                self._trainer.end_transition(candidate)
+            case PushOwnerReport():
+                pass  # read by the next status call
+
+    def _enqueue(self, job: Job) -> None:
+        self._jobs.append(job)
+        self._changed.notify_all()
+
+    def _finish_stop(self) -> None:
+        """A stop ends once the stream does not run any more."""
+        if self._stop is not None and self._stream is None:
+            attempt, self._stop = self._stop, None
+            self._feed(StreamStopped(attempt))

@@ -1,0 +1,350 @@
+"""One receiver: drives the endpoint machine with a subscription, an applier and the engine's own thread.
+
+Three threads meet here. Calls arrive on any thread and are answered through `respond`, at once or after a drain. Intake
+runs on its own thread: it fetches, validates and stages compressed payloads and never touches weights. Application runs
+in `work`, on the thread that the engine lends, one loader call for a group of payloads. The machine decides; this class
+performs its effects in order under one lock, and never holds that lock while it decodes or writes weights.
+Not handled: sockets and thread loops (see serve), which attempt to run (coordinator).
+
+Paper: Section 6.3; Appendix B; Figure C.2 (staging)   Spec: actions of the receiver   Decisions: D3, D23, D25, D28, D30
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import torch
+
+from nemo_dcr.canonical import TensorMeta
+from nemo_dcr.codec.payload import VerifiedPayload, verify_payload
+from nemo_dcr.codec.records import Encoding, Item, PathClass
+from nemo_dcr.config import CodecConfig, QueueConfig, RefitConfig
+from nemo_dcr.errors import AttemptFailed, InternalError
+from nemo_dcr.ids import AttemptId, Member, PayloadKey
+from nemo_dcr.protocol import endpoint
+from nemo_dcr.protocol.endpoint_report import report
+from nemo_dcr.protocol.endpoint_state import (
+    AdmitRequest,
+    ApplyFailed,
+    ApplyRequested,
+    Called,
+    DenyApply,
+    Drain,
+    Drained,
+    EndpointEffect,
+    EndpointEvent,
+    Flush,
+    Flushed,
+    ItemApplied,
+    ManifestSeen,
+    PayloadRejected,
+    PayloadsApplied,
+    PayloadStaged,
+    PermitApply,
+    PushReport,
+    RefuseRequest,
+    Reply,
+    RequestArrived,
+    RequestDone,
+    SetGate,
+    Stage,
+    StartIntake,
+    WakeApply,
+)
+from nemo_dcr.protocol.messages import ReceiverCall, ReceiverReply, ReceiverReport
+from nemo_dcr.receiver.apply import Applier
+from nemo_dcr.receiver.prewarm import LoaderTable, prewarm
+from nemo_dcr.receiver.residents import NativeModel
+from nemo_dcr.runtime.timings import StageClock
+from nemo_dcr.trace import Emit, NullTracer, Tracer
+from nemo_dcr.transport.base import Announcement, Manifest, Subscription, Transport
+
+Job = Callable[[], None]
+
+
+class ReceiverNode:
+    """One rank of one engine instance, without sockets and thread loops."""
+
+    def __init__(
+        self,
+        *,
+        member: Member,
+        ranks: int,
+        model: NativeModel,
+        transport: Transport,
+        tracer: Tracer | None = None,
+        refit: RefitConfig | None = None,
+        codec: CodecConfig | None = None,
+        queue: QueueConfig | None = None,
+        loaded_digest: bytes = b"",
+        set_gate: Callable[[bool], None] = lambda is_open: None,
+    ) -> None:
+        """`set_gate` is told when requests may be admitted; `loaded_digest` names the checkpoint in the storage."""
+        self.member = member
+        self.timings = StageClock(member.receiver)
+        self.model = model
+        self._transport = transport
+        self._tracer = tracer or NullTracer()
+        self._refit = refit or RefitConfig()
+        self._codec = codec or CodecConfig()
+        self._queue = queue or QueueConfig()
+        self._set_gate = set_gate
+        self._changed = threading.Condition(threading.RLock())
+        self._state, effects = endpoint.start(member, ranks=ranks, loaded_digest=loaded_digest)
+        self._events: deque[EndpointEvent] = deque()
+        self._stepping = False
+        self._calls = itertools.count()
+        self._responders: dict[int, Callable[[ReceiverReply], None]] = {}
+        self._jobs: deque[Job] = deque()
+        self._subscription: Subscription | None = None
+        self._arriving: VerifiedPayload | None = None
+        self._staged: dict[PayloadKey, VerifiedPayload] = {}
+        self._permitted: tuple[PayloadKey, ...] = ()
+        self._admitted = False
+        self._applying: AttemptId | None = None
+        self._drain: AttemptId | None = None
+        self._flush: AttemptId | None = None
+        self._table: LoaderTable | None = None
+        self._metas: Mapping[str, TensorMeta] = {}
+        self._applier: Applier | None = None
+        for effect in effects:
+            self._perform(effect)
+
+    # ------------------------------------------------------------------------------------------------- any thread
+
+    def call(self, call: ReceiverCall, respond: Callable[[ReceiverReply], None]) -> None:
+        """Take one control call; `respond` gets the reply, now or after a drain."""
+        with self._changed:
+            call_id = next(self._calls)
+            self._responders[call_id] = respond
+            self._feed(Called(call_id, call))
+
+    @property
+    def report(self) -> ReceiverReport:
+        """The endpoint as it stands."""
+        with self._changed:
+            return report(self._state)
+
+    def admit(self, request: str) -> bool:
+        """Ask whether a request may start now; if so, `finish` must follow."""
+        with self._changed:
+            self._admitted = False
+            self._feed(RequestArrived(request))
+            return self._admitted
+
+    def finish(self, request: str) -> None:
+        """An admitted request ended."""
+        with self._changed:
+            self._feed(RequestDone(request))
+
+    def on_engine(self, job: Job) -> None:
+        """Run `job` on the thread that the engine lends, before further application."""
+        with self._changed:
+            self._jobs.append(job)
+            self._changed.notify_all()
+
+    def prewarm(self, tensors: Sequence[TensorMeta]) -> tuple[dict[str, PathClass], dict[str, tuple[str, str]]]:
+        """Discover the loader paths on a shadow and reserve the scratch. Runs on the engine's thread.
+
+        Returns the path class of each canonical name, and (condition, detail) of unsupported ones; the coordinator
+        refuses those for all ranks.
+        """
+        table = prewarm(self.model, tensors)
+        applier = Applier(self.model, table, post_apply_check=self._refit.post_apply_check)
+        with self._changed:
+            self._table, self._applier = table, applier
+            self._metas = {meta.name: meta for meta in tensors}
+        return table.classes, table.reasons
+
+    # ---------------------------------------------------------------------------------------------- intake thread
+
+    def intake(self, timeout_s: float) -> bool:
+        """Take one announcement or manifest; True when there was one. Waits at most `timeout_s` seconds."""
+        with self._changed:
+            subscription, attempt = self._subscription, self._state.attempt
+            if subscription is None or self._is_full():
+                self._changed.wait(timeout_s)
+                return False
+        found = subscription.poll(timeout_s)
+        match found:
+            case None:
+                return False
+            case Manifest():
+                self._feed(ManifestSeen(found.attempt, found.owner, len(found.payloads), found.digest))
+            case Announcement():
+                self._take(subscription, attempt, found)
+        return True
+
+    def _is_full(self) -> bool:
+        """While applying, at most `payload_slots` payloads wait here; before open_apply the whole delta is staged."""
+        return self._state.apply_open and len(self._staged) >= self._queue.payload_slots
+
+    def _take(self, subscription: Subscription, attempt: AttemptId, found: Announcement) -> None:
+        with self._changed:
+            known = self._state.seen.get(found.key.owner, {}).get(found.key.payload)
+            if known == found.digest:
+                self._feed(PayloadStaged(found.key, found.digest))  # a duplicate: not fetched again
+                return
+        try:
+            with self.timings.stage(attempt, "fetch"):
+                data = subscription.fetch(found)
+            with self.timings.stage(attempt, "verify"):
+                verified = verify_payload(data, limits=self._codec)
+        except AttemptFailed as problem:
+            self._feed(PayloadRejected(attempt, str(problem)))
+            return
+        if (verified.key, verified.digest) != (found.key, found.digest):
+            self._feed(PayloadRejected(attempt, f"payload {found.key} holds {verified.key} with another digest"))
+            return
+        with self._changed:
+            self._arriving = verified
+            self._feed(PayloadStaged(verified.key, verified.digest))
+            self._arriving = None
+        self.timings.count(attempt, "payload_bytes", verified.nbytes)
+
+    # ---------------------------------------------------------------------------------------------- engine thread
+
+    def work(self, timeout_s: float) -> bool:
+        """Do one thing that needs the engine's thread: a job, a flush, or one group of payloads; True when it did."""
+        with self._changed:
+            step = self._next_step()
+            if step is None:
+                self._changed.wait(timeout_s)
+                step = self._next_step()
+        if step is None:
+            return False
+        step()
+        return True
+
+    def _next_step(self) -> Job | None:
+        if self._jobs:
+            return self._jobs.popleft()
+        if self._flush is not None:
+            attempt, self._flush = self._flush, None
+            return lambda: self._synchronize(attempt)
+        attempt = self._state.attempt
+        keys = self._permit(attempt, tuple(sorted(self._staged))[: self._queue.group_payloads])
+        if not keys:
+            return None
+        group = [self._staged.pop(key) for key in keys]
+        self._applying = attempt
+        self._changed.notify_all()
+        return lambda: self._apply(attempt, group)
+
+    def _permit(self, attempt: AttemptId, keys: tuple[PayloadKey, ...]) -> tuple[PayloadKey, ...]:
+        """Ask the machine to write `keys` now; it marks the storage dirty first. Empty when it does not allow that."""
+        self._permitted = ()
+        if keys and self._state.apply_open and not self._state.stopped:
+            self._feed(ApplyRequested(attempt, keys))
+        return self._permitted
+
+    def _synchronize(self, attempt: AttemptId) -> None:
+        _device_synchronize()
+        self.timings.mark(attempt, "flushed")
+        self._feed(Flushed(attempt))
+
+    def _apply(self, attempt: AttemptId, group: list[VerifiedPayload]) -> None:
+        self.timings.mark(attempt, "apply_began", first=True)
+        try:
+            items = self._decode(attempt, group)
+            for _, item in items:
+                encoding = "xor_items" if item.encoding is Encoding.XOR else "overwrite_items"
+                self.timings.count(attempt, encoding, 1)
+            with self.timings.stage(attempt, "apply"):
+                self._require_applier().apply([item for _, item in items])
+        except AttemptFailed as problem:
+            self._feed(ApplyFailed(attempt, f"{type(problem).__name__}: {problem}"))
+        except InternalError:
+            raise
+        except Exception as problem:
+            # The loader is foreign code: whatever it raises leaves a partial write, which an overwrite repairs.
+            self._feed(ApplyFailed(attempt, f"the native loader raised {type(problem).__name__}: {problem}"))
+        else:
+            with self._changed:
+                for key, item in items:
+                    self._feed(ItemApplied(attempt, key, item.tensor.name))
+                self._feed(PayloadsApplied(attempt, tuple(payload.key for payload in group)))
+        finally:
+            with self._changed:
+                self._applying = None
+                self._finish_drain()
+                self._changed.notify_all()
+
+    def _decode(self, attempt: AttemptId, group: Iterable[VerifiedPayload]) -> list[tuple[PayloadKey, Item]]:
+        skipped = self._table.skipped if self._table is not None else frozenset[str]()
+        with self.timings.stage(attempt, "decode"):
+            return [(payload.key, item) for payload in group for item in payload.decode(self._metas, skip=skipped)]
+
+    def _require_applier(self) -> Applier:
+        if self._applier is None:
+            raise AttemptFailed(f"{self.member.receiver} was not prewarmed; prewarm it before its first attempt")
+        return self._applier
+
+    # ------------------------------------------------------------------------------------------------ the machine
+
+    def _feed(self, event: EndpointEvent) -> None:
+        """Step the machine and perform its effects; events that effects cause are taken after them, in order."""
+        with self._changed:
+            self._events.append(event)
+            if self._stepping:
+                return
+            self._stepping = True
+            try:
+                while self._events:
+                    self._state, effects = endpoint.step(self._state, self._events.popleft())
+                    for effect in effects:
+                        self._perform(effect)
+            finally:
+                self._stepping = False
+                self._changed.notify_all()
+
+    def _perform(self, effect: EndpointEffect) -> None:
+        match effect:
+            case Emit():
+                self._tracer.emit(effect)
+            case Reply(call_id, reply):
+                self._responders.pop(call_id)(reply)
+            case StartIntake(attempt, owners):
+                self._subscription = self._transport.subscribe(attempt, owners)
+                self.timings.mark(attempt, "intake_began")
+            case Stage(key):
+                if self._arriving is None or self._arriving.key != key:
+                    raise InternalError(f"payload {key} was accepted but did not arrive")
+                self._staged[key] = self._arriving
+            case PermitApply(_, keys):
+                self._permitted = keys
+            case Flush(attempt):
+                self._flush = attempt
+            case Drain(attempt):
+                self._stop_intake()
+                self._drain = attempt
+                self._finish_drain()
+            case SetGate(is_open):
+                self._set_gate(is_open)
+            case AdmitRequest():
+                self._admitted = True
+            case RefuseRequest() | DenyApply() | WakeApply() | PushReport():
+                pass  # the threads look at the state again; reports are read by the next status call
+
+    def _stop_intake(self) -> None:
+        if self._subscription is not None:
+            self._subscription.stop()
+            self._subscription = None
+        self._staged.clear()
+        self._flush = None
+
+    def _finish_drain(self) -> None:
+        """A drain ends once no group is being written; issued device work has then finished too."""
+        if self._drain is not None and self._applying is None:
+            attempt, self._drain = self._drain, None
+            _device_synchronize()
+            self._feed(Drained(attempt))
+
+
+def _device_synchronize() -> None:
+    """Wait for device work; nothing to wait for on a CPU."""
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()

@@ -1,0 +1,149 @@
+"""Puts nodes behind sockets: one server thread, one intake or worker thread, and the engine's own thread.
+
+A service answers every control call of the protocol and the runtime's own calls for prewarm, timings and dumps. What
+touches an engine's weights runs on the thread that the engine lends by calling `work`.
+Not handled: starting processes and telling others the address (the caller does).
+
+Paper: Section 6.1 (prewarm call); Appendix B (endpoints)
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+
+from nemo_dcr.canonical import TensorMeta
+from nemo_dcr.errors import NemoDcrError
+from nemo_dcr.receiver.residents import resident_dump
+from nemo_dcr.runtime.methods import (
+    DUMP,
+    OWNER_METHODS,
+    PREWARM,
+    RECEIVER_METHODS,
+    STOP,
+    TABLE,
+    TIMINGS,
+    BoxRow,
+    Done,
+    Nothing,
+    Prewarm,
+    Prewarmed,
+    Storage,
+    Table,
+    TensorRow,
+)
+from nemo_dcr.runtime.owner_node import OwnerNode
+from nemo_dcr.runtime.receiver_node import ReceiverNode
+from nemo_dcr.runtime.rpc import Bulk, Respond, Server
+from nemo_dcr.trace import LamportClock
+
+POLL_S = 0.1
+
+
+def rows(metas: Iterable[TensorMeta]) -> tuple[TensorRow, ...]:
+    """Tensors as they travel in calls."""
+    return tuple(TensorRow(meta.name, meta.shape, meta.dtype) for meta in metas)
+
+
+def metas(table: Iterable[TensorRow]) -> tuple[TensorMeta, ...]:
+    """Tensors as they came in a call."""
+    return tuple(TensorMeta(row.name, row.shape, row.dtype) for row in table)
+
+
+class _Service:
+    """A server and one background thread that repeats a step until `close`."""
+
+    def __init__(self, name: str, clock: LamportClock, step: Callable[[float], object]) -> None:
+        self.server = Server(name, clock)
+        self.stopping = threading.Event()
+        self._step = step
+        self._thread = threading.Thread(target=self._loop, name=f"step-{name}", daemon=True)
+        self.server.answer(STOP, self._stop)
+
+    @property
+    def address(self) -> str:
+        """Where this service answers."""
+        return self.server.address
+
+    def start(self) -> None:
+        """Begin to answer and to step."""
+        self.server.start()
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop both threads and release the sockets."""
+        self.stopping.set()
+        if self._thread.is_alive():
+            self._thread.join(10.0)
+        self.server.close()
+
+    def _stop(self, call: Nothing) -> Done:
+        self.stopping.set()
+        return Done()
+
+    def _loop(self) -> None:
+        while not self.stopping.is_set():
+            self._step(POLL_S)
+
+
+class ReceiverService(_Service):
+    """A receiver node behind a socket; the engine calls `work` on its own thread until `stopping` is set."""
+
+    def __init__(self, node: ReceiverNode, clock: LamportClock) -> None:
+        super().__init__(node.member.receiver, clock, node.intake)
+        self._node = node
+        for method in RECEIVER_METHODS.values():
+            self.server.register(method, node.call)
+        self.server.register(PREWARM, self._prewarm)
+        self.server.register(DUMP, self._dump)
+        self.server.answer(TIMINGS, node.timings.of)
+
+    def work(self, timeout_s: float = POLL_S) -> bool:
+        """Lend this thread for one step; True when there was work."""
+        return self._node.work(timeout_s)
+
+    def _prewarm(self, call: Prewarm, respond: Respond) -> None:
+        def run() -> None:
+            try:
+                classes, reasons = self._node.prewarm(metas(call.tensors))
+            except NemoDcrError as problem:
+                respond(Prewarmed({}, {}, f"{type(problem).__name__}: {problem}"))
+            else:
+                respond(Prewarmed({name: path.value for name, path in classes.items()}, reasons))
+
+        self._node.on_engine(run)
+
+    def _dump(self, call: Nothing, respond: Respond) -> None:
+        def run() -> None:
+            dump = list(resident_dump(self._node.model))
+            table = tuple(TensorRow(row.name, row.shape, row.dtype) for row in dump)
+            respond(Storage(table), Bulk(tuple(row.words.tobytes() for row in dump)))
+
+        self._node.on_engine(run)
+
+
+class OwnerService(_Service):
+    """An owner node behind a socket; streams and copies run on the service's own thread."""
+
+    def __init__(self, node: OwnerNode, clock: LamportClock) -> None:
+        super().__init__(f"owner-{node.delta.owner}", clock, node.work)
+        self._node = node
+        for method in OWNER_METHODS.values():
+            self.server.register(method, node.call)
+        self.server.answer(TABLE, self._table)
+        self.server.register(DUMP, self._dump)
+        self.server.answer(TIMINGS, node.timings.of)
+
+    def _table(self, call: Nothing) -> Table:
+        delta = self._node.delta
+        return Table(rows(delta.tensor_table()), delta.source_elements, delta.baseline_bytes)
+
+    def _dump(self, call: Nothing, respond: Respond) -> None:
+        trackers = list(self._node.delta.tracker_words())
+        respond(
+            Storage(
+                rows(tensor for tensor, _, _ in trackers),
+                tuple(BoxRow(box.view, box.start, box.extent, box.axes) for _, box, _ in trackers),
+            ),
+            Bulk(tuple(words.tobytes() for _, _, words in trackers)),
+        )

@@ -1,0 +1,29 @@
+"""Settings that every test shares: Hypothesis profiles, and one compute thread for each process.
+
+`dev` is the default, `ci` is chosen where CI is set and repeats the same examples, `long` is for a night.
+Pick one by hand with HYPOTHESIS_PROFILE. The thread limit is set before torch is imported and is inherited by the
+processes that tests start.
+"""
+
+from __future__ import annotations
+
+import os
+
+from hypothesis import HealthCheck, settings
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+_SLOW_DATA = (HealthCheck.too_slow, HealthCheck.data_too_large)
+
+settings.register_profile("dev", max_examples=50, deadline=None, suppress_health_check=_SLOW_DATA)
+settings.register_profile(
+    "ci",
+    max_examples=100,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    print_blob=True,
+    suppress_health_check=_SLOW_DATA,
+)
+settings.register_profile("long", max_examples=2000, deadline=None, suppress_health_check=_SLOW_DATA)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "dev"))
