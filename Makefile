@@ -46,4 +46,4 @@ format: setup ## Rewrite the files in the house format
 
 clean: ## Remove caches and build output, keep .venv
 	rm -rf build dist demo-run .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	find nemo_dcr tests model_tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +

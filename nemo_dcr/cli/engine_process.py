@@ -43,8 +43,9 @@ def main(job: DemoJob, instance: InstanceId, rank: int) -> None:
     engine = ReferenceEngine(read_config(model), rank, ranks)
     digest = ContentDigest()
     engine.load_weights((meta.name, tensor) for meta, tensor in digest.watch(read_checkpoint(model)))
-    clock, incarnation = LamportClock(), new_incarnation()
-    member = Member(receiver_id(instance, rank), incarnation)
+    receiver = receiver_id(instance, rank)
+    clock, incarnation = LamportClock(), new_incarnation(job.addresses, receiver)
+    member = Member(receiver, incarnation)
     name = f"{instance}-{rank}"
     node = ReceiverNode(
         member=member,

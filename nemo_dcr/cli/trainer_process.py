@@ -41,7 +41,7 @@ from nemo_dcr.source.delta import DeltaOwner
 from nemo_dcr.source.dtensor import dtensor_tasks
 from nemo_dcr.source.geometry import ShardRow, affine_row, make_plan
 from nemo_dcr.source.tasks import AffineTask
-from nemo_dcr.testing.checkpoint import read_checkpoint
+from nemo_dcr.testing.checkpoint import read_checkpoint, tensor_table
 from nemo_dcr.testing.trainer import Fsdp2Trainer
 from nemo_dcr.trace import LamportClock
 from nemo_dcr.transport.object_store import FileObjectStore
@@ -116,7 +116,8 @@ def owned_tasks(trainer: Fsdp2Trainer, rank: int, world: int) -> tuple[AffineTas
 
     Raises: UnsupportedMapping when shards do not cover the canonical tensors exactly once.
     """
-    tasks = dtensor_tasks(trainer.local_shards(), stored_dtype="BF16")
+    metas = {meta.name: meta for meta in tensor_table(trainer.checkpoint_dir)}
+    tasks = dtensor_tasks((metas[name], parameter) for name, parameter in trainer.local_shards())
     mine = msgspec.msgpack.encode([affine_row(OwnerId(rank), task) for task in tasks])
     everyone: list[bytes] = [b""] * world
     dist.all_gather_object(everyone, mine)
@@ -153,8 +154,8 @@ def main(job: DemoJob, rank: int) -> None:
     delta = DeltaOwner(OwnerId(rank), owned_tasks(trainer.trainer, rank, job.owners), config=codec)
     delta.capture(Version(0))
     digest = prove_baseline(delta, read_checkpoint(model))
-    clock, incarnation = LamportClock(), new_incarnation()
     name = f"owner-{rank}"
+    clock, incarnation = LamportClock(), new_incarnation(job.addresses, name)
     transport = StallingTransport(FileObjectStore(job.store))
     node = OwnerNode(
         delta=delta,

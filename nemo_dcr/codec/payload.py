@@ -15,7 +15,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
 
 import numpy as np
 import zstandard
@@ -35,7 +34,8 @@ from nemo_dcr.kernels.plain import Bytes
 
 _ENCODINGS = {int(encoding): encoding for encoding in Encoding}
 _LOCATIONS = {int(kind): kind for kind in LocationType}
-_MAX_DIMENSIONS = 64
+_INDEX_MAX = (1 << 63) - 1
+"""Indices are int64."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,17 +158,15 @@ class VerifiedPayload:
         try:
             declared = zstandard.get_frame_parameters(frame)
             # The library reserves what the frame declares, so this check comes first.
-            if declared.content_size != header.body_bytes or declared.dict_id != 0:
-                raise self._corrupt(
-                    f"the frame declares {declared.content_size} bytes, the header {header.body_bytes}"
-                )
+            if declared.dict_id != 0:
+                raise self._corrupt(f"the frame needs dictionary {declared.dict_id}")
+            if declared.content_size != header.body_bytes:
+                raise self._corrupt(f"the frame declares {declared.content_size} bytes, the header {header.body_bytes}")
             body = zstandard.ZstdDecompressor().decompress(
                 frame, max_output_size=header.body_bytes, allow_extra_data=False
             )
         except zstandard.ZstdError as error:
             raise self._corrupt(f"the body does not decompress: {error}") from None
-        if len(body) != header.body_bytes:
-            raise self._corrupt(f"the body holds {len(body)} bytes, the header declares {header.body_bytes}")
         return np.frombuffer(body, dtype=np.uint8)
 
     def _check_row(self, row: ItemRow, layout: Layout, table: Mapping[str, TensorMeta] | None) -> TensorMeta:
@@ -182,9 +180,9 @@ class VerifiedPayload:
             width = meta.width
         except UnsupportedDtype as error:
             raise self._unsupported(str(error)) from None
-        numel = prod(row.shape) if len(row.shape) <= _MAX_DIMENSIONS else -1
-        if not 0 <= numel <= min(self._limits.max_tensor_elements, (1 << 63) - 1):
-            raise self._corrupt(f"{row.name!r}: the shape has too many dimensions or elements")
+        numel = meta.numel
+        if numel > min(self._limits.max_tensor_elements, _INDEX_MAX):
+            raise self._corrupt(f"{row.name!r}: {numel} elements are over this reader's limits")
         fewest, most = units_bound(kind, row.count, numel)
         if row.count > numel - row.start or not fewest <= row.location_units <= most:
             raise self._corrupt(

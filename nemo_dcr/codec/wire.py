@@ -139,8 +139,8 @@ class ItemRow(msgspec.Struct, array_like=True, forbid_unknown_fields=True, froze
     """Metadata of one item, on the wire as a msgpack array in this order."""
 
     name: Annotated[str, msgspec.Meta(min_length=1)]
-    shape: tuple[_Count, ...]
-    """At most 64 dimensions; the product is the number of elements."""
+    shape: Annotated[tuple[_Count, ...], msgspec.Meta(max_length=64)]
+    """The product is the number of elements."""
     dtype: str
     """safetensors name."""
     encoding: _Code
@@ -172,7 +172,4 @@ def read_rows(metadata: bytes | memoryview) -> list[ItemRow]:
 
     Raises: ValueError when they do not follow the schema or have bytes left over.
     """
-    try:
-        return _ROWS.decode(metadata)
-    except RecursionError:
-        raise ValueError("metadata is nested too deeply") from None
+    return _ROWS.decode(metadata)

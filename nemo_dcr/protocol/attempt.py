@@ -178,7 +178,7 @@ def step(state: AttemptState, event: AttemptEvent) -> AttemptStep:
         case OwnerAnswered(_, reply):
             return _see_owner(state, reply.report)
         case ReceiverLost(receiver, incarnation, detail):
-            if Member(receiver, incarnation) not in state.plan.required:
+            if not _is_member(state.plan, receiver, incarnation):
                 return state, ()
             state = replace(state, gone=state.gone | {receiver})
             return _fail(state, f"receiver {receiver} is lost: {detail}")
@@ -224,8 +224,11 @@ def digest_agrees(state: AttemptState, report: ReceiverReport) -> bool:
 
 
 def next_digest(state: AttemptState) -> bytes:
-    """Digest for the next commit record, over the parent's digest and every payload of the attempt."""
-    parent = b"" if state.plan.record is None else state.plan.record.digest
+    """Digest for the next commit record, over the parent's digest and every payload of the attempt.
+
+    The parent of the first record is the digest of the checkpoint that the baseline was loaded from, if known.
+    """
+    parent = state.plan.baseline_digest if state.plan.record is None else state.plan.record.digest
     ends = [owned.end for owned in state.owners.values() if owned.end is not None]
     return candidate_digest(parent, [digest for end in ends for digest in end.payload_digests])
 
@@ -354,6 +357,12 @@ def _laggards(state: AttemptState) -> str:
         _owner_name(o.owner) for o in plan.owners if (r := state.owners.get(o.owner)) is None or not is_ended(plan, r)
     ]
     return f"in phase {state.phase}, without {', '.join([*late, *waits]) or 'nobody'}"
+
+
+def _is_member(plan: AttemptPlan, receiver: ReceiverId, incarnation: Incarnation) -> bool:
+    """The loss concerns this attempt: the member itself, or a process that came after it. 0 means not known."""
+    known = [member.incarnation for member in plan.required if member.receiver == receiver]
+    return bool(known) and (incarnation == 0 or incarnation >= known[0])
 
 
 def _finished(plan: AttemptPlan, member: Member, report: ReceiverReport | None) -> bool:

@@ -90,6 +90,7 @@ class ReceiverLost:
 
     receiver: ReceiverId
     incarnation: Incarnation
+    """Of the process that is lost, as far as known; 0 when not known."""
     detail: str
 
 

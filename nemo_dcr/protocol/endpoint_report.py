@@ -26,6 +26,7 @@ def report(state: EndpointState) -> ReceiverReport:
         gate_open=state.gate_open,
         requests=len(state.requests),
         quiet=guards.is_quiet(state),
+        asleep=state.asleep,
         apply_open=state.apply_open,
         staged=guards.is_staged(state),
         acked=state.acked,

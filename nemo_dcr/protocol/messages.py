@@ -139,6 +139,8 @@ class ReceiverReport:
     """Admitted and not finished; always 0 on ranks that do not admit requests."""
     quiet: bool
     """Gate closed and no request in flight."""
+    asleep: bool
+    """The engine sleeps: it takes part in nothing until it wakes."""
     apply_open: bool
     """open_apply was seen for `attempt`."""
     staged: bool
@@ -184,7 +186,7 @@ class PrepareOwner:
     version: Version
     """K.ver: the tracker must hold it (dense: or be lost)."""
     candidate: CandidateId
-    classes: Mapping[str, str] = field(default_factory=dict)
+    classes: Mapping[str, str] = field(default_factory=dict, hash=False)
     """Path class of each canonical name, united over receivers. The machines leave it empty; the runtime fills it."""
 
 

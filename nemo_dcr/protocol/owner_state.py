@@ -190,7 +190,7 @@ class StartStream:
     candidate: CandidateId
     every_element: bool
     """Dense, or restore, or the baseline is lost: all elements as overwrites. Restore sends the baseline itself."""
-    classes: Mapping[str, str] = field(default_factory=dict)
+    classes: Mapping[str, str] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, slots=True)

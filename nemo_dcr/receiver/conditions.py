@@ -204,7 +204,7 @@ class DisjointXor(Condition):
 
 @dataclass(frozen=True, slots=True)
 class OverlapAgrees(Condition):
-    """LC7. Copies into one view in sequence are composed (see LC8); any other overlap could differ from a dense refit."""
+    """LC7. Copies in sequence into one view are composed (LC8); any other overlap could differ from a dense refit."""
 
     code = "LC7"
     paper = "overlapping overwrites yield the bits of a dense refit"

@@ -99,11 +99,11 @@ class Placer(Protocol):
         ...
 
 
-class WriteHook(TorchDispatchMode):
+class WriteHook(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Hands every write into resident storage to `placer`; `name` is the canonical tensor that was yielded last."""
 
     def __init__(self, residents: Residents, scratch: int, placer: Placer) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.name = ""
         self._residents = residents
         self._scratch = scratch

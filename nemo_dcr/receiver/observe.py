@@ -42,7 +42,9 @@ from nemo_dcr.receiver.shadow import Shadow
 from nemo_dcr.receiver.views import CANONICAL, View, view_of
 
 _SHAPE_ONLY = ("empty_like", "zeros_like", "ones_like", "full_like", "new_empty", "new_zeros", "new_ones", "new_full")
-_SHAPE_ONLY_NAMES = frozenset(f"aten::{name}" for name in (*_SHAPE_ONLY, "new_empty_strided", "rand_like", "randn_like"))
+_SHAPE_ONLY_NAMES = frozenset(
+    f"aten::{name}" for name in (*_SHAPE_ONLY, "new_empty_strided", "rand_like", "randn_like")
+)
 
 
 class LoadAborted(Exception):
@@ -70,18 +72,18 @@ class Observation:
 
 
 def convert(destination: Tensor, source: Tensor) -> Tensor:
-    """`source` as the copy into `destination` would store it, without writing; same strides, so the same kernels run."""
+    """`source` as the copy into `destination` would store it; with the same strides, so that the same kernels run."""
     converted = torch.empty_strided(
         destination.shape, destination.stride(), dtype=destination.dtype, device=destination.device
     )
     return converted.copy_(source.expand(destination.shape))
 
 
-class Observer(TorchDispatchMode):
+class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """One observed loader; use `load` for each call."""
 
     def __init__(self, model: NativeModel, residents: Residents) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._model = model
         self._residents = residents
         self._origins = Origins()

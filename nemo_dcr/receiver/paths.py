@@ -126,7 +126,9 @@ def unite_tables(
         for receiver, table in tables.items():
             if name not in table:
                 raise UnsupportedLoaderPath(
-                    name, "LC3", f"receiver {receiver} was not prewarmed with it; prewarm all ranks with one tensor table"
+                    name,
+                    "LC3",
+                    f"receiver {receiver} was not prewarmed with it; prewarm all ranks with one tensor table",
                 )
             found[str(receiver)] = table[name]
             if table[name] is PathClass.UNSUPPORTED:

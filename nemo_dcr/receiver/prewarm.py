@@ -45,6 +45,8 @@ from nemo_dcr.receiver.residents import NativeModel, Residents
 from nemo_dcr.receiver.scratch import Scratch
 from nemo_dcr.receiver.views import CANONICAL, View, covered_bytes, overlapping
 
+__all__ = ["LoaderTable", "prewarm"]
+
 Content = Callable[[TensorMeta], Tensor]
 
 
@@ -136,7 +138,7 @@ class _Survey:
                 break
             pending = pending[len(seen) :]
         if not self._grouped:
-            alone += [meta for meta in pending if meta not in alone]
+            alone += pending
         return found | {meta.name: self._observe_alone(meta, content, guard=guard) for meta in alone}
 
     def _observe_alone(self, meta: TensorMeta, content: Content, *, guard: bool) -> Observation:
@@ -191,7 +193,7 @@ class _Survey:
         return probed
 
     def _find_overlaps(self, first: dict[str, Observation]) -> None:
-        """Refuse copies that share bytes, unless they are one view of one path (LC7), and constants under copies (LC1)."""
+        """Refuse copies that share bytes, but for one view of one path (LC7), and constants under copies (LC1)."""
         copies: dict[int, list[tuple[str, View]]] = {}
         constants: list[tuple[str, View]] = []
         for name, observation in first.items():
@@ -202,13 +204,12 @@ class _Survey:
             constants += [(name, step.target) for step in observation.steps if step.kind is StepKind.CONSTANT]
         for entries in copies.values():
             for number, partner in overlapping([view for _, view in entries]).items():
-                row = OverlapAgrees(partner=entries[partner][0])
-                self._note(entries[number][0], first_breach(row))
+                self._note(entries[number][0], first_breach(OverlapAgrees(partner=entries[partner][0])))
         for name, view in constants:
             near = [entry for entry in copies.get(view.storage, []) if _spans_meet(entry[1], view)]
-            partner = overlapping([*(other for _, other in near), view]).get(len(near))
-            if partner is not None:
-                overlaps = near[partner][0] if partner < len(near) else name
+            under = overlapping([*(other for _, other in near), view]).get(len(near))
+            if under is not None:
+                overlaps = near[under][0] if under < len(near) else name
                 row = InterceptedWrites("a constant write", constant=True, bits_present=True, overlaps=overlaps)
                 self._note(name, first_breach(row))
 
@@ -234,8 +235,10 @@ class _Survey:
         steps = tuple(observation.steps)
         copies = observation.copies
         if not copies:
-            # A constant alone moves nothing of the tensor: the name is skipped natively.
-            return LoaderPath(meta, PathClass.SKIPPED, steps, consumed_before_next=self._grouped)
+            # A constant alone moves nothing of the tensor: the name is skipped natively. Nothing of an empty tensor is
+            # left out, so no rank has to take it.
+            nothing = PathClass.XOR if meta.numel == 0 else PathClass.SKIPPED
+            return LoaderPath(meta, nothing, steps, consumed_before_next=self._grouped)
         exact = all(step.source is not None and step.source.dtype == step.target.dtype for step in copies)
         path = LoaderPath(
             meta,

@@ -1,11 +1,12 @@
 """Probing one derived or composed loader path on a shadow.
 
-A path is derived when the value at a copy was computed (a cast into a new tensor, a contiguous transpose, arithmetic),
-and composed when a second copy into the same view follows. Such a path is supported when its outputs are functions of
-one canonical element each. The probe loads patterns of two words q1, q2 that the path maps to different bits everywhere:
-whole tensors of each, and for every bit of the element number the pattern of that bit and its complement. An output of
-one element shows q2's bits in exactly one pattern of every such pair; an output of two elements does not. The first
-copy's source and the final bits must agree on it, so that the mask of the first serves the last.
+A path is derived when the value at a copy was computed (a cast into a new tensor, a contiguous transpose,
+arithmetic), and composed when a second copy into the same view follows. Such a path is supported when its outputs are
+functions of one canonical element each. The probe loads patterns of two words q1, q2 that the path maps to different
+bits at every output: whole tensors of each, and for every bit of the element number the pattern of that bit and its
+complement. An output of one element shows q2's bits in exactly one pattern of every such pair; an output of two
+elements does not. The first copy's source and the final bits must agree on it, so that the mask of the first serves
+the last.
 Not handled: more than 2**20 elements are told apart by 20 bits of a mixed number, so a dependence between two given
 elements is missed with probability 2**-20; a dependence that no pattern of q1 and q2 shows is missed.
 
@@ -38,7 +39,7 @@ _BYTE_PAIRS = ((0x01, 0x02), (0x00, 0xFF))
 
 
 def probe_pairs(dtype: str) -> list[tuple[int, int]]:
-    """Pairs of different words to try as (q1, q2): small numbers of the dtype, then patterns that differ in every byte."""
+    """Pairs of words to try as (q1, q2): small numbers of the dtype, then patterns that differ in every byte."""
     kind = unsigned(dtype)
     pairs: list[tuple[int, int]] = []
     for values in _VALUE_PAIRS:
@@ -134,8 +135,8 @@ class PathProbe:
             detail = "two loads of one tensor over different resident bits differ"
             raise _Broken(first_breach(Elementwise(other=detail)))
         del again
-        for live, final, still in zip(self._live, low_final, constant, strict=True):
-            if not bool((integer_view(live).flatten()[still] == final[still]).all()):
+        for live, bits, still in zip(self._live, low_final, constant, strict=True):
+            if not bool((integer_view(live).flatten()[still] == bits[still]).all()):
                 row = InterceptedWrites("aten.copy_ (of padding)", constant=True, bits_present=False)
                 raise _Broken(first_breach(row))
         high_first, high_final = self._load(observation, storage, _uniform(high))
@@ -192,7 +193,9 @@ class PathProbe:
 def _unproven(step: Step, tensor: TensorMeta) -> bool:
     if step.kind is StepKind.CONSTANT:
         return False
-    return step.kind is StepKind.DERIVED or step.repeats or (step.source is not None and step.source.width != tensor.width)
+    return (
+        step.kind is StepKind.DERIVED or step.repeats or (step.source is not None and step.source.width != tensor.width)
+    )
 
 
 def _differ(left: Bits, right: Bits) -> Bits:

@@ -1,7 +1,7 @@
 """Where the value of a tensor comes from while a loader is observed.
 
-Every storage that an operator makes is remembered with its origins: the numbers of the yielded canonical tensors and the
-resident storages that went into it. A tensor of no origin is a constant. Storages are told apart by identity; weak
+Every storage that an operator makes is remembered with its origins: the numbers of the yielded canonical tensors and
+the resident storages that went into it. A tensor of no origin is a constant. Storages are told apart by identity; weak
 references keep an identity from being reused while it is remembered.
 `GuardedTensor` poses as a yielded tensor and all that is made from it. Only the observing thread can use it: in any
 other thread a write from it does nothing, so that a threaded loader cannot touch resident storage unseen.
@@ -17,25 +17,24 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from nemo_dcr.receiver.hook import operator_of
-from nemo_dcr.receiver.residents import storage_key
+from nemo_dcr.receiver.residents import storage_key, weak_storage
 
 NOTHING: frozenset[int] = frozenset()
 
 
 class GuardedTensor(torch.Tensor):
-    """A wrapper without storage of its own; `inner` holds the data."""
+    """A wrapper without storage of its own; `data_of` holds the data."""
 
-    inner: Tensor
+    data_of: Tensor
     trespass: Callable[[], None]
     __torch_function__: ClassVar[Any] = torch._C._disabled_torch_function_impl
 
     @staticmethod
     def __new__(cls, inner: Tensor, trespass: Callable[[], None]) -> GuardedTensor:
         """Wrap `inner`; `trespass` is called when another thread uses the wrapper."""
-        wrapper = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        wrapper: GuardedTensor = torch.Tensor._make_wrapper_subclass(
             cls,
             inner.size(),
             strides=inner.stride(),
@@ -43,8 +42,7 @@ class GuardedTensor(torch.Tensor):
             dtype=inner.dtype,
             device=inner.device,
         )
-        assert isinstance(wrapper, GuardedTensor)  # what _make_wrapper_subclass is documented to return
-        wrapper.inner = inner
+        wrapper.data_of = inner
         wrapper.trespass = trespass
         return wrapper
 
@@ -52,7 +50,7 @@ class GuardedTensor(torch.Tensor):
         """Nothing is left to do after `__new__`."""
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Reached only where no observing mode is active: another thread, or after the load."""
@@ -70,7 +68,7 @@ def unwrap(value: Any, found: list[GuardedTensor]) -> Any:
     """`value` with every guarded tensor replaced by its data; the guarded ones are appended to `found`."""
     if isinstance(value, GuardedTensor):
         found.append(value)
-        return value.inner
+        return value.data_of
     if isinstance(value, list | tuple):
         return type(value)([unwrap(entry, found) for entry in value])
     return value
@@ -93,7 +91,7 @@ class Origins:
     _PURGE_AT = 2048
 
     def __init__(self) -> None:
-        self._of: dict[int, tuple[StorageWeakRef, frozenset[int]]] = {}
+        self._of: dict[int, tuple[Any, frozenset[int]]] = {}
         self._purge_at = self._PURGE_AT
 
     def get(self, tensor: Tensor) -> frozenset[int] | None:
@@ -111,8 +109,8 @@ class Origins:
         if len(self._of) >= self._purge_at:
             self._of = {known: entry for known, entry in self._of.items() if not entry[0].expired()}
             self._purge_at = max(self._PURGE_AT, 2 * len(self._of))
-        self._of[key] = (StorageWeakRef(tensor.untyped_storage()), origins)
+        self._of[key] = (weak_storage(tensor), origins)
 
     def set(self, tensor: Tensor, origins: frozenset[int]) -> None:
         """Remember a storage with exactly these origins."""
-        self._of[storage_key(tensor)] = (StorageWeakRef(tensor.untyped_storage()), origins)
+        self._of[storage_key(tensor)] = (weak_storage(tensor), origins)

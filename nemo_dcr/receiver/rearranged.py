@@ -30,8 +30,8 @@ def rearranged_copies(residents: Residents, written: Collection[int]) -> dict[in
     found: dict[int, list[str]] = {}
     named = {name: entry.tensor for name, entry in residents.tensors.items()} | residents.attributes
     for name, tensor in sorted(named.items()):
-        number = residents.number_of(tensor)
-        if number is None or number in written or tensor.numel() < _SMALLEST:
+        own = residents.number_of(tensor)
+        if own is None or own in written or tensor.numel() < _SMALLEST:
             continue
         originals = loaded.get((tensor.numel(), tensor.itemsize), [])
         mark = _multiset_mark(tensor) if originals else None

@@ -31,9 +31,7 @@ class Taken(Protocol):
         ...
 
 
-def report_row(
-    report: Iterable[str] | None, taken: Collection[Taken], residents: Residents
-) -> ReportedAsCopied | None:
+def report_row(report: Iterable[str] | None, taken: Collection[Taken], residents: Residents) -> ReportedAsCopied | None:
     """The LC2 facts of one call when they do not hold, else None. A loader without a report is judged by copies."""
     if report is None:
         return None

@@ -11,6 +11,7 @@ Paper: Section 3 (rank-local storage P_r)   Proofs: L4 xor_reconstructs   Condit
 from __future__ import annotations
 
 import hashlib
+import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -52,6 +53,11 @@ def storage_key(tensor: Tensor) -> int:
         return 0
 
 
+def weak_storage(tensor: Tensor) -> Any:
+    """A weak reference to the tensor's storage, with `expired()`: while it lives, the identity is not reused."""
+    return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+
+
 @dataclass(frozen=True, slots=True)
 class Resident:
     """One named tensor of the model, with the place it had when the table was made."""
@@ -88,7 +94,7 @@ class Residents:
     def __init__(self, model: NativeModel) -> None:
         self._model = model
         self._numbers: dict[int, int] = {}
-        self._attributes: list[StorageWeakRef] = []
+        self._held: list[Any] = []
         self.names: list[list[str]] = []
         """Names of each storage, by number; attribute tensors included."""
         self.tensors: dict[str, Resident] = {}
@@ -96,13 +102,13 @@ class Residents:
         for name, tensor in sorted(_named_tensors(model), key=lambda entry: entry[0]):
             number = self._register(name, tensor)
             self.tensors[name] = Resident(name, tensor, tensor.detach(), number, _place(tensor))
-        self.attributes: dict[str, Tensor] = {}
+        self._attributes: dict[str, weakref.ref[Tensor]] = {}
         for name, tensor in _attribute_tensors(model):
             if storage_key(tensor):
                 self._register(name, tensor)
-                self.attributes[name] = tensor
+                self._attributes[name] = weakref.ref(tensor)
                 # A weak reference keeps the identity from being reused without keeping the memory.
-                self._attributes.append(StorageWeakRef(tensor.untyped_storage()))
+                self._held.append(weak_storage(tensor))
 
     def _register(self, name: str, tensor: Tensor) -> int:
         number = self._numbers.setdefault(storage_key(tensor), len(self.names))
@@ -120,8 +126,14 @@ class Residents:
         name = self.names[number][0]
         return self.tensors[name].pinned if name in self.tensors else self.attributes[name]
 
+    @property
+    def attributes(self) -> dict[str, Tensor]:
+        """Tensors that hang on modules as plain attributes and still exist."""
+        found = {name: reference() for name, reference in self._attributes.items()}
+        return {name: tensor for name, tensor in found.items() if tensor is not None}
+
     def put_back(self) -> None:
-        """Undo a loader's rebinding of parameters and buffers (`.data =`, new objects): the old storage is untouched."""
+        """Undo a loader's rebinding of parameters and buffers (`.data =`, new objects); their storage is untouched."""
         modules = dict(getattr(self._model, "named_modules", dict)())
         for name in self.replaced():
             resident = self.tensors.get(name)
@@ -137,7 +149,7 @@ class Residents:
                 resident.tensor.data = resident.pinned
 
     def moved(self) -> list[str]:
-        """Names whose tensor no longer has the storage, pointer, shape, stride or dtype of the time of prewarm (LC9)."""
+        """Names whose tensor no longer has the storage, pointer, shape, stride or dtype of prewarm (LC9)."""
         return [name for name, resident in self.tensors.items() if _place(resident.tensor) != resident.place]
 
     def replaced(self) -> list[str]:

@@ -38,7 +38,7 @@ def free_pattern(values: Words, dtype: str) -> int | None:
     kind = unsigned(dtype)
     for candidate in (0, *_FLOAT_NANS.get(dtype, ())):
         if not bool((values == kind.type(candidate)).any()):
-            return candidate
+            return int(candidate)
     if kind.itemsize <= 2:
         free = np.nonzero(np.bincount(values, minlength=1 << (8 * kind.itemsize)) == 0)[0]
         return int(free[-1]) if len(free) else None

@@ -69,7 +69,7 @@ def view_of(tensor: Tensor, storage: int) -> View:
                 dims[-1] = (dims[-1][0] * size, stride)
             else:
                 dims.append((size, stride))
-    return View(storage, tensor.storage_offset(), tuple(dims), dtype_name(tensor.dtype), tensor.itemsize)
+    return View(storage, int(tensor.storage_offset()), tuple(dims), dtype_name(tensor.dtype), tensor.itemsize)
 
 
 def byte_runs(view: View) -> tuple[NDArray[np.int64], int]:

@@ -10,7 +10,6 @@ Paper: Appendix B (endpoints)   Decisions: D5
 from __future__ import annotations
 
 import os
-import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,15 +31,24 @@ class Address:
     pid: int
 
 
-def new_incarnation() -> Incarnation:
-    """A number that no earlier life of any process had: 62 random bits."""
-    return Incarnation(secrets.randbits(62) | 1)
+def new_incarnation(directory: Path, name: str) -> Incarnation:
+    """An incarnation for a new life of `name`: later than the published one, also when the clock went back.
+
+    Peers tell a restart from a late message by the larger number (D5).
+    """
+    target = _file(directory, name)
+    earlier = msgspec.json.decode(target.read_bytes(), type=Address).incarnation if target.exists() else 0
+    return Incarnation(max(time.time_ns(), earlier + 1))
+
+
+def _file(directory: Path, name: str) -> Path:
+    return directory / f"{name.replace('/', '-')}.json"
 
 
 def publish_address(directory: Path, entry: Address) -> None:
     """Write the address file of `entry`, replacing that of an earlier life."""
     directory.mkdir(parents=True, exist_ok=True)
-    target = directory / f"{entry.name.replace('/', '-')}.json"
+    target = _file(directory, entry.name)
     temporary = target.with_suffix(f".{entry.incarnation}.tmp")
     temporary.write_bytes(msgspec.json.encode(entry))
     os.replace(temporary, target)
@@ -52,21 +60,20 @@ def wait_for_address(
     timeout_s: float,
     *,
     other_than: Incarnation | None = None,
-    alive: Callable[[], bool] = lambda: True,
+    require_alive: Callable[[], None] = lambda: None,
 ) -> Address:
     """The address of `name`, once it is there with an incarnation other than `other_than`.
 
-    Raises: EndpointLost when the time passes, or `alive` says that the process ended.
+    Raises: EndpointLost when the time passes; whatever `require_alive` raises when the process has ended.
     """
-    target = directory / f"{name.replace('/', '-')}.json"
+    target = _file(directory, name)
     deadline = time.monotonic() + timeout_s
     while True:
         if target.exists():
             entry = msgspec.json.decode(target.read_bytes(), type=Address)
             if entry.incarnation != other_than:
                 return entry
-        if not alive():
-            raise EndpointLost(name, "the process ended before it answered; its log says why")
+        require_alive()
         if time.monotonic() > deadline:
             raise EndpointLost(name, f"no address within {timeout_s:g} s")
         time.sleep(0.02)

@@ -20,7 +20,7 @@ import torch
 
 from nemo_dcr.canonical import TensorMeta
 from nemo_dcr.codec.payload import VerifiedPayload, verify_payload
-from nemo_dcr.codec.records import Encoding, Item, PathClass
+from nemo_dcr.codec.records import Item, PathClass
 from nemo_dcr.config import CodecConfig, QueueConfig, RefitConfig
 from nemo_dcr.errors import AttemptFailed, InternalError
 from nemo_dcr.ids import AttemptId, Member, PayloadKey
@@ -56,7 +56,8 @@ from nemo_dcr.protocol.endpoint_state import (
 )
 from nemo_dcr.protocol.messages import ReceiverCall, ReceiverReply, ReceiverReport
 from nemo_dcr.receiver.apply import Applier
-from nemo_dcr.receiver.prewarm import LoaderTable, prewarm
+from nemo_dcr.receiver.paths import LoaderTable
+from nemo_dcr.receiver.prewarm import prewarm
 from nemo_dcr.receiver.residents import NativeModel
 from nemo_dcr.runtime.timings import StageClock
 from nemo_dcr.trace import Emit, NullTracer, Tracer
@@ -250,23 +251,19 @@ class ReceiverNode:
         self.timings.mark(attempt, "apply_began", first=True)
         try:
             items = self._decode(attempt, group)
-            for _, item in items:
-                encoding = "xor_items" if item.encoding is Encoding.XOR else "overwrite_items"
-                self.timings.count(attempt, encoding, 1)
+            keys = {id(item): key for key, item in items}
+
+            def applied(item: Item) -> None:
+                self._feed(ItemApplied(attempt, keys[id(item)], item.tensor.name))
+
             with self.timings.stage(attempt, "apply"):
-                self._require_applier().apply([item for _, item in items])
+                report = self._require_applier().apply([item for _, item in items], attempt=attempt, on_item=applied)
         except AttemptFailed as problem:
             self._feed(ApplyFailed(attempt, f"{type(problem).__name__}: {problem}"))
-        except InternalError:
-            raise
-        except Exception as problem:
-            # The loader is foreign code: whatever it raises leaves a partial write, which an overwrite repairs.
-            self._feed(ApplyFailed(attempt, f"the native loader raised {type(problem).__name__}: {problem}"))
         else:
-            with self._changed:
-                for key, item in items:
-                    self._feed(ItemApplied(attempt, key, item.tensor.name))
-                self._feed(PayloadsApplied(attempt, tuple(payload.key for payload in group)))
+            self.timings.count(attempt, "items", report.items)
+            self.timings.count(attempt, "elements", report.elements)
+            self._feed(PayloadsApplied(attempt, tuple(payload.key for payload in group)))
         finally:
             with self._changed:
                 self._applying = None

@@ -16,7 +16,7 @@ import numpy as np
 
 from nemo_dcr.bits import Words, unsigned, words
 from nemo_dcr.canonical import TensorMeta
-from nemo_dcr.errors import ConditionViolated
+from nemo_dcr.errors import ConditionViolated, UnsupportedMapping
 from nemo_dcr.source.maps import BoxMap
 from nemo_dcr.source.tasks import Part
 
@@ -72,9 +72,11 @@ def unpack_parts(message: bytes) -> list[Part]:
         parts = []
         for box in boxes:
             end = begin + box.domain * box.tensor.width
+            if end > len(body):
+                raise ValueError(f"{end} bytes are announced, {len(body)} arrived")
             parts.append(Part(box, words(body[begin:end], box.tensor.dtype)))
             begin = end
-    except (msgspec.MsgspecError, ValueError) as error:
+    except (msgspec.MsgspecError, UnsupportedMapping, ValueError) as error:
         raise ConditionViolated("SC6", "residual parts", f"a message of a trainer rank is damaged: {error}") from error
     if begin != len(body):
         raise ConditionViolated("SC6", "residual parts", f"a message has {len(body)} bytes instead of {begin}")

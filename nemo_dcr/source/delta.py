@@ -60,7 +60,8 @@ class Counts:
 class DeltaOwner:
     """One rank's owned conversion tasks and its part of the source baseline.
 
-    `affine_tasks` are the tasks that this rank owns (`Plan.owned_affine`); `residual` is its converter, if any.
+    `affine_tasks` are the tasks that this rank owns (`Plan.owned_affine`); `residual` is its converter, if any. Empty
+    shards of a tensor that has elements are left out.
     Raises: UnsupportedMapping (SC1) when a shard is given twice or a tensor is both affine and residual.
     """
 
@@ -77,7 +78,8 @@ class DeltaOwner:
         self._residual = residual
         by_tensor: dict[TensorMeta, list[AffineTask]] = defaultdict(list)
         for task in sorted(affine_tasks, key=lambda task: task.key):
-            by_tensor[task.tensor].append(task)
+            if task.map.domain or not task.tensor.numel:
+                by_tensor[task.tensor].append(task)
         self._units = tuple(AffineUnit(tensor, tuple(by_tensor[tensor])) for tensor in sorted(by_tensor))
         self._tensors = tuple(sorted((*by_tensor, *(() if residual is None else residual.tensors))))
         self._tasks = tuple(task for unit in self._units for task in unit.tasks)

@@ -105,8 +105,8 @@ class Plan:
     """Ranks that hold each shard; two or more are replicas (SC2)."""
 
     def owned_affine(self, rank: OwnerId, tasks: Iterable[AffineTask]) -> tuple[AffineTask, ...]:
-        """Those of a rank's tasks that it owns and that have elements."""
-        return tuple(task for task in tasks if task.map.domain and self.owners[task.key] == rank)
+        """Those of a rank's tasks that it owns."""
+        return tuple(task for task in tasks if self.owners[task.key] == rank)
 
     def owned_inputs(self, rank: OwnerId, inputs: Iterable[ResidualInput]) -> tuple[ResidualInput, ...]:
         """Those of a rank's residual inputs that it watches."""

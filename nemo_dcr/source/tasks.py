@@ -28,13 +28,10 @@ Read = Callable[[], Words]
 """Returns the stored words of a local shard; the result may alias live weights and is not written to."""
 
 
-def _checked(words: Words, dtype: str, count: int, key: str) -> Words:
+def _checked(words: Words, dtype: str, count: int, key: str, condition: str = "SC4") -> Words:
     if words.dtype != unsigned(dtype) or words.shape != (count,):
         found = f"{words.shape} words of {words.dtype.itemsize} bytes"
-        detail = (
-            f"the shard reads as {found}, declared are {count} elements of {dtype}; declare the task anew and capture"
-        )
-        raise ConditionViolated("SC4", key, detail)
+        raise ConditionViolated(condition, key, f"{found} were read, {count} elements of {dtype} are declared")
     return words
 
 
@@ -114,13 +111,16 @@ class ResidualInput:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Part:
-    """Some elements of one converted canonical tensor: a box and its canonical words in source order."""
+    """Some elements of one converted canonical tensor: a box and its canonical words in source order.
+
+    Raises: ConditionViolated (SC6) when the words do not fit the box.
+    """
 
     map: BoxMap
     words: Words
 
     def __post_init__(self) -> None:
-        _checked(self.words, self.map.tensor.dtype, self.map.domain, self.map.label)
+        _checked(self.words, self.map.tensor.dtype, self.map.domain, self.map.label, "SC6")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

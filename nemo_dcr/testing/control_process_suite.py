@@ -21,7 +21,8 @@ import pytest
 
 from nemo_dcr.control import open_control
 from nemo_dcr.ids import Epoch
-from nemo_dcr.testing.control_suite import ControlSuite, bootstrap, check_chain, check_journal, commit_once
+from nemo_dcr.testing.control_calls import bootstrap, check_chain, check_journal, commit_once
+from nemo_dcr.testing.control_suite import ControlSuite
 
 WORKERS = 4
 PATIENCE_S = 120.0

@@ -16,180 +16,31 @@ import tempfile
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nemo_dcr.control.memory import MemoryControl
-from nemo_dcr.ids import NO_CANDIDATE, AttemptId, CandidateId, Epoch, Incarnation, Member, OwnerId, ReceiverId, Version
-from nemo_dcr.record import (
-    AttemptMode,
-    CommitRequest,
-    Committed,
-    ControlPlane,
-    ControlView,
-    Killed,
-    Prepared,
-    PrepareRequest,
-    Record,
-    Refusal,
-    Refused,
+from nemo_dcr.ids import NO_CANDIDATE, AttemptId, CandidateId, Epoch, Incarnation, Version
+from nemo_dcr.record import AttemptMode, Committed, ControlPlane, Killed, Prepared, Record, Refusal, Refused
+from nemo_dcr.testing.control_calls import (
+    LIFETIME_S,
+    MEMBERS,
+    STEPS,
+    ManualClock,
+    Step,
+    bootstrap,
+    check_chain,
+    check_journal,
+    commit,
+    commit_once,
+    granted,
+    prepare,
+    refusal,
+    successor,
 )
 from nemo_dcr.trace import Action
-
-MEMBERS = (Member(ReceiverId("a/0"), Incarnation(2**62 + 1)), Member(ReceiverId("b/0"), Incarnation(1)))
-OWNERS = (OwnerId(0), OwnerId(1))
-LIFETIME_S = 100.0
-
-
-class ManualClock:
-    """A control-plane clock that moves only when told."""
-
-    def __init__(self, value: float = 1000.0) -> None:
-        self.value = value
-
-    def __call__(self) -> float:
-        """The time in seconds."""
-        return self.value
-
-
-def prepare(
-    control: ControlPlane,
-    epoch: Epoch,
-    expect: Record | None,
-    candidate: str = "c1",
-    mode: AttemptMode = AttemptMode.OVERWRITE,
-) -> Prepared | Refused:
-    """Ask for an attempt of the two members and two owners."""
-    return control.prepare(PrepareRequest(epoch, expect, CandidateId(candidate), mode, MEMBERS, OWNERS, LIFETIME_S))
-
-
-def successor(expect: Record, epoch: Epoch, attempt: AttemptId, candidate: str = "c1") -> Record:
-    """The record that commits `attempt` on `expect`; its digest holds every byte value."""
-    version = Version(expect.version + 1)
-    digest = bytes((byte + version) % 256 for byte in range(256))
-    return Record(version, CandidateId(candidate), digest, attempt, MEMBERS, expect.version, epoch)
-
-
-def commit(
-    control: ControlPlane,
-    epoch: Epoch,
-    expect: Record,
-    attempt: AttemptId,
-    candidate: str = "c1",
-    deadline: float = float("inf"),
-) -> Committed | Refused:
-    """Ask to commit `attempt` on `expect`."""
-    new = successor(expect, epoch, attempt, candidate)
-    return control.commit(CommitRequest(epoch, attempt, expect, new, deadline))
-
-
-def bootstrap(control: ControlPlane) -> tuple[Epoch, Record]:
-    """Acquire an epoch and write the first record after a restore attempt."""
-    epoch = control.acquire_epoch().epoch
-    prepared = prepare(control, epoch, None, NO_CANDIDATE, AttemptMode.RESTORE)
-    assert isinstance(prepared, Prepared)
-    first = Record(Version(0), NO_CANDIDATE, b"\x00base", prepared.attempt, MEMBERS, Version(0), epoch)
-    assert isinstance(control.bootstrap(epoch, first), Committed)
-    return epoch, first
-
-
-def granted(reply: Prepared | Refused) -> AttemptId:
-    """The attempt of a prepare that must succeed."""
-    assert isinstance(reply, Prepared), reply
-    return reply.attempt
-
-
-def refusal(reply: object) -> Refusal:
-    """The reason of a reply that must be a refusal."""
-    assert isinstance(reply, Refused), reply
-    return reply.reason
-
-
-def check_chain(control: ControlPlane) -> tuple[Record, ...]:
-    """Every version is there once, each on the one before, and the last one is the record."""
-    records = control.history()
-    assert [record.version for record in records] == list(range(len(records)))
-    assert all(after.baseline == before.version for before, after in zip(records, records[1:], strict=False))
-    assert len({record.attempt for record in records}) == len(records)
-    assert control.read().record == (records[-1] if records else None)
-    return records
-
-
-def check_journal(control: ControlPlane) -> None:
-    """The journal has no gap and its clocks increase."""
-    lines = control.journal()
-    assert [line.seq for line in lines] == list(range(len(lines)))
-    clocks = [line.clock for line in lines]
-    assert clocks == sorted(set(clocks))
-    assert control.journal(len(lines) // 2) == lines[len(lines) // 2 :]
-
-
-def commit_once(control: ControlPlane, epoch: Epoch | None) -> tuple[Epoch, AttemptId | None]:
-    """Try to add one version, with a new epoch when `epoch` is None or was replaced; returns the committed attempt."""
-    epoch = control.acquire_epoch().epoch if epoch is None else epoch
-    record = control.read().record
-    assert record is not None
-    candidate = f"c{record.version + 1}-{epoch}"
-    prepared = prepare(control, epoch, record, candidate)
-    reply = prepared if isinstance(prepared, Refused) else commit(control, epoch, record, prepared.attempt, candidate)
-    if isinstance(reply, Committed):
-        return epoch, reply.record.attempt
-    return (control.acquire_epoch().epoch if reply.reason is Refusal.STALE_EPOCH else epoch), None
-
-
-@dataclass(frozen=True)
-class Step:
-    """One random call. Offsets are relative to what the record says when the call is made."""
-
-    call: str
-    epoch: int
-    expect: int
-    """0 the record, 1 the one before, 2 none, 3 the record with another digest."""
-    attempt: int
-    candidate: str
-    mode: AttemptMode
-    wait_s: float
-    clock: int
-
-    def apply(self, control: ControlPlane, view: ControlView, records: tuple[Record, ...]) -> object:
-        """Make the call; `view` and `records` say what the offsets refer to."""
-        epoch = Epoch(view.epoch + self.epoch)
-        attempt = AttemptId(view.last_attempt + self.attempt)
-        candidate = CandidateId(self.candidate)
-        current = records[-1] if records else None
-        other = None if current is None else dataclasses.replace(current, digest=b"other")
-        expect = [current, records[-2] if len(records) > 1 else None, None, other][self.expect]
-        if self.call == "acquire":
-            return control.acquire_epoch(clock=self.clock)
-        if self.call == "read":
-            return control.read(candidate, clock=self.clock)
-        if self.call == "kill":
-            return control.kill(epoch, candidate, clock=self.clock)
-        if self.call == "prepare":
-            request = PrepareRequest(epoch, expect, candidate, self.mode, MEMBERS, OWNERS, LIFETIME_S)
-            return control.prepare(request, clock=self.clock)
-        if self.call == "bootstrap" or expect is None:
-            first = Record(Version(0), NO_CANDIDATE, b"base", attempt, MEMBERS, Version(0), epoch)
-            return control.bootstrap(epoch, first, clock=self.clock)
-        new = successor(expect, epoch, attempt, candidate)
-        return control.commit(CommitRequest(epoch, attempt, expect, new, 1150.0), clock=self.clock)
-
-
-_MOSTLY_ZERO = st.sampled_from([0, 0, 0, 0, 0, -1, 1])
-STEPS = st.builds(
-    Step,
-    call=st.sampled_from(["acquire", "read", "kill", "prepare", "prepare", "prepare", "commit", "commit", "commit"]),
-    epoch=_MOSTLY_ZERO,
-    expect=st.sampled_from([0, 0, 0, 0, 1, 2, 3]),
-    attempt=_MOSTLY_ZERO,
-    candidate=st.sampled_from(["c1", "c2", "c3", ""]),
-    mode=st.sampled_from(list(AttemptMode)),
-    wait_s=st.sampled_from([0.0, 0.0, 0.0, 40.0]),
-    clock=st.integers(0, 50),
-)
 
 
 class ControlSuite(ABC):
@@ -258,14 +109,14 @@ class ControlSuite(ABC):
         control = self.open(tmp_path / "k", ManualClock())
         epoch, record = bootstrap(control)
         attempt = granted(prepare(control, epoch, record))
-        for change in (
-            {"digest": b"other"},
-            {"required": MEMBERS[1:]},
-            {"required": (dataclasses.replace(MEMBERS[0], incarnation=Incarnation(5)), MEMBERS[1])},
-            {"epoch": Epoch(epoch + 1)},
-            {"attempt": AttemptId(7)},
+        restarted = dataclasses.replace(MEMBERS[0], incarnation=Incarnation(5))
+        for wrong in (
+            dataclasses.replace(record, digest=b"other"),
+            dataclasses.replace(record, required=MEMBERS[1:]),
+            dataclasses.replace(record, required=(restarted, MEMBERS[1])),
+            dataclasses.replace(record, epoch=Epoch(epoch + 1)),
+            dataclasses.replace(record, attempt=AttemptId(7)),
         ):
-            wrong = dataclasses.replace(record, **change)  # type: ignore[arg-type]
             for reply in (prepare(control, epoch, wrong), commit(control, epoch, wrong, attempt)):
                 assert refusal(reply) is Refusal.RECORD_MOVED
                 assert isinstance(reply, Refused)
@@ -420,6 +271,7 @@ class ControlSuite(ABC):
         for thread in threads:
             thread.join()
         records = check_chain(shared)
+        assert acknowledged
         assert sorted(acknowledged) == [record.attempt for record in records[1:]]
         check_journal(shared)
 
@@ -435,8 +287,8 @@ class ControlSuite(ABC):
                 view, records = rules.read(), rules.history()
                 assert control.read() == view
                 assert step.apply(control, view, records) == step.apply(rules, view, records)
-                last = rules.read(CandidateId(step.candidate))
-                assert control.read(CandidateId(step.candidate)) == last
+                last = rules.read(step.candidate_on(records))
+                assert control.read(step.candidate_on(records)) == last
                 assert last.last_attempt >= view.last_attempt
                 assert control.history()[: len(records)] == records
             assert control.journal() == rules.journal()

@@ -81,7 +81,8 @@ class FusedColumns(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         """One output for each projection."""
-        return functional.linear(x, self.weight, self.bias).split([size for size, _ in self.parts.values()], dim=-1)
+        fused = functional.linear(x, self.weight, self.bias)
+        return tuple(fused.split_with_sizes([size for size, _ in self.parts.values()], dim=-1))
 
 
 class RowSplit(nn.Module):

@@ -54,7 +54,9 @@ class Fsdp2Trainer:
         length: int = 32,
     ) -> None:
         from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers.utils import logging
 
+        logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         self.checkpoint_dir = Path(checkpoint_dir)
         self.rank = rank
         self.world = world
@@ -71,7 +73,7 @@ class Fsdp2Trainer:
         self._parameters = _trained(model, self.checkpoint_dir)
         # AdamW is elementwise: on plain local tensors it computes the same as on DTensors, without their dispatch.
         self._locals = {name: p.to_local().detach().requires_grad_() for name, p in self._parameters.items()}
-        self._optimizer = torch.optim.AdamW(list(self._locals.values()), lr=lr, weight_decay=0.0, foreach=True)
+        self._optimizer = torch.optim.AdamW(list(self._locals.values()), lr=lr, weight_decay=0.0, fused=True)
 
     def step(self) -> float:
         """Do one optimizer step on the next batch and return the mean loss of this rank's batch before it.
@@ -148,7 +150,7 @@ class Fsdp2Trainer:
         directory = Path(directory)
         tensors: dict[str, Tensor] = {}
         for name, parameter in self._parameters.items():
-            full = parameter.detach().full_tensor()
+            full = parameter.full_tensor().detach()
             if self.rank == 0:
                 tensors[name] = full.to(torch.bfloat16).contiguous()
         if self.rank != 0:

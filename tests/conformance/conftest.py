@@ -4,4 +4,5 @@ from __future__ import annotations
 
 import pytest
 
-pytest.register_assert_rewrite("nemo_dcr.testing.transport_suite", "nemo_dcr.testing.control_suite")
+for name in ("transport_suite", "control_suite", "control_process_suite", "control_calls"):
+    pytest.register_assert_rewrite(f"nemo_dcr.testing.{name}")

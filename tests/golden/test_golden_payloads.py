@@ -123,9 +123,7 @@ c1 00                    # overwrite, width 2: h 0x7fc1 (NaN), 0x8000 (-0.0)
 
 
 def item(name: str, shape: tuple[int, ...], dtype: str, encoding: Encoding, at: list[int], values: list[int]) -> Item:
-    return Item.of(
-        TensorMeta(name, shape, dtype), encoding, np.array(at), np.array(values, dtype=bits.unsigned(dtype))
-    )
+    return Item.of(TensorMeta(name, shape, dtype), encoding, np.array(at), np.array(values, dtype=bits.unsigned(dtype)))
 
 
 GOLDEN = {

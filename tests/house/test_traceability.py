@@ -35,12 +35,16 @@ def test_conditions_named_in_code_stand_in_the_tables(proofs, package, tests):
     assert sorted((path, code) for path, code in used if code not in listed and "tests/house" not in path) == []
 
 
-def test_each_loader_condition_has_one_class(proofs, package):
+def test_each_loader_condition_has_one_class_that_is_checked_when_the_table_says(proofs, package):
     tree = next(module.tree for module in package if module.name == "nemo_dcr.receiver.conditions")
-    classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
-    bodies = [node for owner in classes for node in owner.body if isinstance(node, ast.Assign)]
-    codes = [ast.literal_eval(node.value) for node in bodies if node.targets[0].id == "code"]
-    assert sorted(codes) == sorted(code for code in TABLE_CODE.findall(proofs) if code.startswith("LC"))
+    rows = {}
+    for owner in (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)):
+        fields = {node.targets[0].id: node.value for node in owner.body if isinstance(node, ast.Assign)}
+        if "code" in fields:
+            when = ast.unparse(fields["when"]).replace("When.", "").replace(" | ", " and ").replace("_", " ").lower()
+            rows[ast.literal_eval(fields["code"])] = when
+    table = dict(re.findall(r"^\| (LC\d+) \|.*\| ([^|]+) \|$", proofs, re.MULTILINE))
+    assert (rows, len(rows)) == (table, 12)
 
 
 def test_decisions_named_in_code_are_written_down(package, root):
@@ -57,6 +61,14 @@ def test_every_action_is_documented_and_emitted(package, root):
     assert [name for name in every.values() if f"`{name}`" not in page] == []
     silent = [member for member in every if not re.search(rf"\bAction\.{member}\b", text)]
     assert sorted(silent) == sorted(UNEMITTED)
+
+
+def test_every_exit_code_is_documented(package, root):
+    tree = next(module.tree for module in package if module.name == "nemo_dcr.cli.main")
+    (codes,) = (n.value for n in tree.body if isinstance(n, ast.Assign) and "EXIT_" in ast.unparse(n.targets[0]))
+    page = (root / "docs/exit-codes.md").read_text(encoding="utf-8")
+    listed = {int(code) for code in re.findall(r"^\| (\d+) \|", page, re.MULTILINE)}
+    assert listed == {0, 130, *ast.literal_eval(codes)}
 
 
 def test_glossary_names_modules_that_exist(root):

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -200,6 +201,23 @@ def test_stop_ends_a_publish_between_two_blocks(store: FileObjectStore, tmp_path
     assert len(raised) == 1
     assert sorted(path.name for path in tmp_path.rglob("payload-*")) == visible
     assert not temporary_files(tmp_path)
+
+
+def test_a_stop_between_the_write_and_the_link_keeps_the_payload_invisible(
+    store: FileObjectStore, directory: Path
+) -> None:
+    publisher = store.publisher(ONE, OWNER)
+    with ThreadPoolExecutor(1) as pool:
+        with publisher._lock:
+            publishing = pool.submit(publish, publisher, key_of(0))
+            deadline = time.monotonic() + PATIENCE_S
+            while [file.stat().st_size for file in temporary_files(directory)] != [objects.FRAME_BYTES + 200]:
+                assert time.monotonic() < deadline
+                time.sleep(0.001)
+            publisher._stopped = True
+        with pytest.raises(AttemptStopped):
+            publishing.result(PATIENCE_S)
+    assert list(directory.iterdir()) == []
 
 
 def test_fsync_stores_the_same_objects(tmp_path: Path) -> None:

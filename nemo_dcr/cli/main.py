@@ -1,0 +1,95 @@
+"""The command line: `nemo-dcr demo`.
+
+Errors are one line that says what to do. Exit codes (docs/exit-codes.md): 0 all well, 1 a stored bit differs, 2 usage,
+3 an operator is needed, 4 a part of the run failed, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nemo_dcr import __version__
+from nemo_dcr.errors import InvalidConfig, NemoDcrError, OperatorNeeded
+
+EXIT_MISMATCH, EXIT_USAGE, EXIT_OPERATOR, EXIT_FAILED = 1, 2, 3, 4
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Bit-exact delta-compressed refits from RL trainers to inference servers.",
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+) -> None:
+    """Bit-exact delta-compressed refits from RL trainers to inference servers."""
+
+
+@app.command()
+def demo(
+    model: Annotated[
+        Path | None, typer.Option(help="Hugging Face directory (BF16); default: SmolLM2-135M-Instruct from a package.")
+    ] = None,
+    steps: Annotated[int, typer.Option(min=1, max=1000, help="Optimizer steps, one refit after each.")] = 4,
+    json: Annotated[Path | None, typer.Option(help="Write the report to this file too.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress bars.")] = False,
+    run_dir: Annotated[
+        Path | None,
+        typer.Option(help="Keep logs, traces and the commit record here; default: a directory that is removed."),
+    ] = None,
+) -> None:
+    """Train, refit two engines four times, kill one on the way, and compare every stored bit."""
+    from nemo_dcr.cli.demo import run_demo
+    from nemo_dcr.cli.job import DemoJob
+    from nemo_dcr.cli.report import table
+    from nemo_dcr.testing.checkpoint import smollm2_checkpoint
+
+    if run_dir is not None and run_dir.exists() and any(run_dir.iterdir()):
+        raise InvalidConfig("--run-dir", f"{run_dir} is not empty; name another directory")
+    directory = (run_dir or Path(tempfile.mkdtemp(prefix="nemo-dcr-demo-"))).resolve()
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        checkpoint = model.resolve() if model is not None else smollm2_checkpoint(directory / "model")
+        report = run_demo(DemoJob(run=str(directory / "run"), model=str(checkpoint)), steps, quiet=quiet)
+    finally:
+        if run_dir is None:
+            shutil.rmtree(directory, ignore_errors=True)
+    typer.echo(table(report))
+    if json is not None:
+        report.write(json)
+    if not report.ok:
+        raise typer.Exit(EXIT_MISMATCH)
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    try:
+        app()
+    except InvalidConfig as problem:
+        _say(problem, EXIT_USAGE)
+    except OperatorNeeded as problem:
+        _say(problem, EXIT_OPERATOR)
+    except NemoDcrError as problem:
+        _say(problem, EXIT_FAILED)
+
+
+def _say(problem: NemoDcrError, code: int) -> None:
+    typer.echo(f"nemo-dcr: {problem}", err=True)
+    sys.exit(code)

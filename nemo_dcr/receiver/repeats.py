@@ -1,0 +1,61 @@
+"""Which canonical elements of an attempt were already changed by XOR items.
+
+An element that two XOR items carry would be changed twice, which cancels. Ownership excludes it at the source; here it
+is excluded again, since nothing later would show it. Runs cost nothing to remember, scattered items one or two bytes an
+entry; they are only expanded where two items of one name have spans that meet.
+
+Paper: Section 6.1 (XOR byte ranges are disjoint)   Proofs: L4 xor_reconstructs   Conditions: LC6
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nemo_dcr.codec.records import Item
+from nemo_dcr.receiver.conditions import DisjointXor
+
+_Remembered = tuple[int, int, NDArray[Any] | None]
+"""First and last index, and the gaps of a scattered item in the smallest type."""
+
+
+class XorRepeats:
+    """Remembers the XOR items of one attempt."""
+
+    def __init__(self) -> None:
+        self._items: dict[str, list[_Remembered]] = {}
+
+    def add(self, item: Item) -> None:
+        """Remember an item.
+
+        Raises: ConditionViolated (LC6) when one of its elements came before in this attempt.
+        """
+        earlier = self._items.setdefault(item.tensor.name, [])
+        for start, last, gaps in earlier:
+            if start <= item.last and item.start <= last:
+                common = _common(item, start, last, gaps)
+                DisjointXor(repeated=common).require(item.tensor.name)
+        earlier.append((item.start, item.last, None if item.indices is None else _gaps(item.indices)))
+
+
+def _gaps(indices: NDArray[np.int64]) -> NDArray[Any]:
+    gaps = np.diff(indices)
+    largest = int(gaps.max(initial=0))
+    return gaps.astype(np.min_scalar_type(largest))
+
+
+def _common(item: Item, start: int, last: int, gaps: NDArray[Any] | None) -> int:
+    if item.indices is None and gaps is None:
+        return min(item.last, last) - max(item.start, start) + 1
+    if gaps is None:
+        return _inside(item.flat_indices(), start, last)
+    other = np.concatenate([np.array([start], dtype=np.int64), start + np.cumsum(gaps, dtype=np.int64)])
+    if item.indices is None:
+        return _inside(other, item.start, item.last)
+    return len(np.intersect1d(item.indices, other, assume_unique=True))
+
+
+def _inside(indices: NDArray[np.int64], start: int, last: int) -> int:
+    return int(np.searchsorted(indices, last, side="right") - np.searchsorted(indices, start, side="left"))

@@ -1,0 +1,308 @@
+"""The coordinator process: performs the effects of the transition machine and feeds it what happens.
+
+One thread, one loop. Each round sends every endpoint its oldest unanswered call, or asks for its status, and feeds the
+answers. A broken connection is a lost endpoint at once; silence is one after `lost_after_s`. Control-plane calls are
+made in place: their outcome is a reply, or unknown when the back end could not be reached.
+Not handled: when to begin a transition (the trainer freezes a candidate; `look` notices it); which endpoints exist.
+
+Paper: Section 6.3; Appendix B   Spec: actions of the coordinator   Decisions: D10, D14, D22
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from nemo_dcr.config import GateMode
+from nemo_dcr.errors import ControlPlaneUnavailable, EndpointLost
+from nemo_dcr.ids import AttemptId, Incarnation, OwnerId, ReceiverId
+from nemo_dcr.protocol import transition
+from nemo_dcr.protocol.coordinator_events import (
+    AcquireEpoch,
+    ArmDeadline,
+    AskBootstrap,
+    AskCommit,
+    AskKill,
+    AskPrepare,
+    BecomeCoordinator,
+    CallOwner,
+    CallReceiver,
+    Cleanup,
+    CommitDeadlinePassed,
+    ControlReplied,
+    ControlReply,
+    ControlUnknown,
+    CoordinatorEffect,
+    CoordinatorEvent,
+    DeadlinePassed,
+    LookAgain,
+    OwnerAnswered,
+    OwnerLost,
+    OwnerReported,
+    ReadRecord,
+    ReceiverAnswered,
+    ReceiverLost,
+    ReceiverReported,
+    Survey,
+    Surveyed,
+    WaitCommitDeadline,
+)
+from nemo_dcr.protocol.messages import (
+    OwnerCall,
+    OwnerReply,
+    OwnerReport,
+    OwnerStatus,
+    PrepareOwner,
+    ReceiverCall,
+    ReceiverReply,
+    ReceiverStatus,
+)
+from nemo_dcr.protocol.transition_state import CoordinatorConfig
+from nemo_dcr.record import CommitRequest, ControlPlane
+from nemo_dcr.runtime.endpoints import Endpoints
+from nemo_dcr.runtime.rpc import NoReply
+from nemo_dcr.trace import Emit, LamportClock, NullTracer, Tracer
+from nemo_dcr.transport.base import Transport
+
+Observer = Callable[[CoordinatorEffect], None]
+
+
+class Coordinator:
+    """Runs transitions over endpoints, a control plane and a transport. Used by one thread."""
+
+    def __init__(
+        self,
+        config: CoordinatorConfig,
+        endpoints: Endpoints,
+        control: ControlPlane,
+        transport: Transport,
+        *,
+        classes: Mapping[str, str] | None = None,
+        tracer: Tracer | None = None,
+        clock: LamportClock | None = None,
+        observer: Observer = lambda effect: None,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        """`classes`: path class of each canonical name over all receivers; `observer` sees every effect first."""
+        self.classes = dict(classes or {})
+        self._refit = config.refit
+        self._endpoints = endpoints
+        self._control = control
+        self._transport = transport
+        self._tracer = tracer or NullTracer()
+        self._clock = clock or LamportClock()
+        self._observer = observer
+        self._now = now
+        self._state = transition.start(config)
+        self._events: deque[CoordinatorEvent] = deque()
+        self._effects: deque[CoordinatorEffect] = deque()
+        self._receiver_calls: dict[ReceiverId, deque[ReceiverCall]] = {}
+        self._owner_calls: dict[OwnerId, deque[OwnerCall]] = {}
+        self._heard: dict[str, float] = {}
+        self._lost: set[str] = set()
+        self._attempt_deadline: tuple[AttemptId, float] | None = None
+        self._commit_deadline = 0.0
+        self._seen: CoordinatorEffect | None = None
+
+    # -------------------------------------------------------------------------------------------------- commands
+
+    def become(self) -> None:
+        """Take over: acquire an epoch, read the record, and do what it asks for."""
+        self.feed(BecomeCoordinator())
+
+    def look(self) -> None:
+        """Something may have changed: a candidate was frozen, a receiver came."""
+        self.feed(LookAgain())
+
+    def set_gate(self, gate: GateMode) -> None:
+        """Use this gate from the next prepare on."""
+        config = self._state.config
+        self._state = replace(self._state, config=replace(config, refit=replace(config.refit, gate=gate)))
+
+    def owner_reports(self) -> tuple[OwnerReport, ...]:
+        """Newest reports of the owners, for progress displays."""
+        running = self._state.attempt
+        known = self._state.owners if running is None else {**self._state.owners, **running.owners}
+        return tuple(known[owner] for owner in sorted(known))
+
+    def run_until(
+        self,
+        done: Callable[[CoordinatorEffect], bool],
+        timeout_s: float,
+        *,
+        each_round: Callable[[], None] | None = None,
+    ) -> CoordinatorEffect:
+        """Run rounds until an effect satisfies `done`, and return that effect.
+
+        Raises: EndpointLost naming the coordinator when `timeout_s` seconds pass first.
+        """
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            while self._effects:
+                effect = self._effects.popleft()
+                if done(effect):
+                    return effect
+            self.round()
+            if each_round is not None:
+                each_round()
+        raise EndpointLost("coordinator", f"no end after {timeout_s:g} s; it is {self._state.phase} {self._state.held}")
+
+    def feed(self, event: CoordinatorEvent) -> None:
+        """Step the machine and perform its effects; events that they cause follow in order."""
+        self._events.append(event)
+        while self._events:
+            self._state, effects = transition.step(self._state, self._events.popleft())
+            for effect in effects:
+                self._observer(effect)
+                self._effects.append(effect)
+                self._perform(effect)
+
+    # ---------------------------------------------------------------------------------------------------- rounds
+
+    def round(self) -> None:
+        """Ask every endpoint once and feed the answers; then wait until the next heartbeat if nothing is open."""
+        begin = time.monotonic()
+        if self._attempt_deadline is not None and begin > self._attempt_deadline[1]:
+            attempt, self._attempt_deadline = self._attempt_deadline[0], None
+            self.feed(DeadlinePassed(attempt))
+        receivers: dict[ReceiverId, ReceiverCall] = {}
+        for receiver in self._endpoints.receivers():
+            open_calls = self._receiver_calls.get(receiver)
+            receivers[receiver] = open_calls[0] if open_calls else ReceiverStatus(receiver)
+        owners: dict[OwnerId, OwnerCall] = {}
+        for owner in self._endpoints.owners():
+            owner_calls = self._owner_calls.get(owner)
+            owners[owner] = owner_calls[0] if owner_calls else OwnerStatus(owner)
+        receiver_answers, owner_answers = self._endpoints.ask(receivers, owners, self._patience)
+        for receiver, answer in receiver_answers.items():
+            self._take_receiver(receiver, receivers[receiver], answer)
+        for owner, owner_answer in owner_answers.items():
+            self._take_owner(owner, owners[owner], owner_answer)
+        if not any(self._receiver_calls.values()) and not any(self._owner_calls.values()):
+            time.sleep(max(0.0, self._refit.heartbeat_s - (time.monotonic() - begin)))
+
+    @property
+    def _patience(self) -> float:
+        """Limit of one round: short enough that a silent endpoint is noticed in time."""
+        return min(self._refit.call_timeout_s, self._refit.lost_after_s / 2)
+
+    def _take_receiver(self, receiver: ReceiverId, call: ReceiverCall, answer: ReceiverReply | NoReply) -> None:
+        if isinstance(answer, NoReply):
+            incarnation = self._endpoints.receivers().get(receiver, Incarnation(0))
+            if self._is_lost(receiver, answer):
+                self._receiver_calls.pop(receiver, None)
+                self.feed(ReceiverLost(receiver, incarnation, answer.reason))
+            return
+        self._hear(receiver)
+        if isinstance(call, ReceiverStatus):
+            self.feed(ReceiverReported(answer.report))
+            return
+        open_calls = self._receiver_calls.get(receiver)
+        if open_calls and open_calls[0] == call:
+            open_calls.popleft()
+        self.feed(ReceiverAnswered(call, answer))
+
+    def _take_owner(self, owner: OwnerId, call: OwnerCall, answer: OwnerReply | NoReply) -> None:
+        name = f"owner {owner}"
+        if isinstance(answer, NoReply):
+            if self._is_lost(name, answer):
+                self._owner_calls.pop(owner, None)
+                self.feed(OwnerLost(owner, answer.reason))
+            return
+        self._hear(name)
+        if isinstance(call, OwnerStatus):
+            self.feed(OwnerReported(answer.report))
+            return
+        open_calls = self._owner_calls.get(owner)
+        if open_calls and open_calls[0] == call:
+            open_calls.popleft()
+        self.feed(OwnerAnswered(call, answer))
+
+    def _hear(self, name: str) -> None:
+        self._heard[name] = time.monotonic()
+        self._lost.discard(name)
+
+    def _is_lost(self, name: str, answer: NoReply) -> bool:
+        """True once, when a connection broke or the silence became too long; calls to a lost endpoint stay lost."""
+        silent_since = self._heard.setdefault(name, time.monotonic())
+        if not answer.disconnected and time.monotonic() - silent_since < self._refit.lost_after_s:
+            return False
+        if name in self._lost and not self._has_open_calls(name):
+            return False
+        self._lost.add(name)
+        return True
+
+    def _has_open_calls(self, name: str) -> bool:
+        owner = name.removeprefix("owner ")
+        if owner != name:
+            return bool(self._owner_calls.get(OwnerId(int(owner))))
+        return bool(self._receiver_calls.get(ReceiverId(name)))
+
+    # --------------------------------------------------------------------------------------------------- effects
+
+    def _perform(self, effect: CoordinatorEffect) -> None:
+        match effect:
+            case Emit():
+                self._tracer.emit(effect)
+            case CallReceiver(call):
+                self._receiver_calls.setdefault(call.receiver, deque()).append(call)
+            case CallOwner(call):
+                if isinstance(call, PrepareOwner):
+                    call = replace(call, classes=self.classes)
+                self._owner_calls.setdefault(call.owner, deque()).append(call)
+            case Survey(delayed):
+                self._survey(delayed)
+            case ArmDeadline(attempt, seconds):
+                self._attempt_deadline = (attempt, time.monotonic() + seconds)
+            case Cleanup(through):
+                self._transport.cleanup(through)
+            case WaitCommitDeadline(attempt):
+                while self._now() <= self._commit_deadline + self._refit.clock_skew_s:
+                    time.sleep(0.05)
+                self._events.append(CommitDeadlinePassed(attempt))
+            case AcquireEpoch():
+                self._ask_control(lambda clock: self._control.acquire_epoch(clock=clock))
+            case ReadRecord(candidate):
+                self._ask_control(lambda clock: self._control.read(candidate, clock=clock))
+            case AskPrepare(request):
+                self._ask_control(lambda clock: self._control.prepare(request, clock=clock))
+            case AskCommit():
+                self._commit_deadline = self._now() + effect.within_s
+                commit = CommitRequest(effect.epoch, effect.attempt, effect.expect, effect.new, self._commit_deadline)
+                self._ask_control(lambda clock: self._control.commit(commit, clock=clock))
+            case AskKill(epoch, candidate):
+                self._ask_control(lambda clock: self._control.kill(epoch, candidate, clock=clock))
+            case AskBootstrap(epoch, record):
+                self._ask_control(lambda clock: self._control.bootstrap(epoch, record, clock=clock))
+            case _:
+                pass  # for whoever runs this coordinator, see run_until
+
+    def _ask_control(self, ask: Callable[[int], ControlReply]) -> None:
+        try:
+            reply = ask(self._clock.tick())
+        except ControlPlaneUnavailable:
+            self._events.append(ControlUnknown())
+        else:
+            self._clock.merge(reply.clock)
+            self._events.append(ControlReplied(reply))
+
+    def _survey(self, delayed: bool) -> None:
+        """Ask everybody for a report; a lost endpoint is not waited for again and again."""
+        if delayed:
+            time.sleep(self._refit.heartbeat_s)
+        receivers = {receiver: ReceiverStatus(receiver) for receiver in self._endpoints.receivers()}
+        owners = {owner: OwnerStatus(owner) for owner in self._endpoints.owners()}
+        receiver_answers, owner_answers = self._endpoints.ask(receivers, owners, self._patience)
+        receiver_reports = []
+        for receiver, answer in receiver_answers.items():
+            if not isinstance(answer, NoReply):
+                self._hear(receiver)
+                receiver_reports.append(answer.report)
+        owner_reports = []
+        for owner, owner_answer in owner_answers.items():
+            if not isinstance(owner_answer, NoReply):
+                self._hear(f"owner {owner}")
+                owner_reports.append(owner_answer.report)
+        self._events.append(Surveyed(tuple(receiver_reports), tuple(owner_reports)))
