@@ -226,7 +226,7 @@ def decide_kill(facts: Facts, epoch: Epoch, candidate: CandidateId, clock: int) 
     if facts.candidate_dead:
         return Decision(Killed(candidate, tick), tick)
     args: dict[str, Scalar] = {"epoch": epoch, "candidate": candidate}
-    journal = _journal(facts, tick, Action.KILL_CANDIDATE, NO_ATTEMPT, args, {})
+    journal = _journal(facts, tick, Action.KILL_CANDIDATE, NO_ATTEMPT, args, {"epoch": facts.epoch})
     return Decision(Killed(candidate, tick), tick, journal, dead=candidate)
 
 

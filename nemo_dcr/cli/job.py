@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
+
+from nemo_dcr.errors import InvalidConfig
+from nemo_dcr.testing.checkpoint import read_config, tensor_table
+from nemo_dcr.testing.llama_config import LlamaShape
+
+OWNERS = 2
+PAYLOADS_AT_LEAST = 15
+TARGET_BYTES = 4 << 20
+VOCAB_PADDING = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,12 +27,12 @@ class DemoJob:
     """Run directory: addresses, logs, traces, payload store, commit record."""
     model: str
     """Hugging Face directory that trainer and engines start from."""
-    owners: int = 2
+    owners: int
     """Trainer ranks."""
-    instances: dict[str, int] = field(default_factory=lambda: {"solo": 1, "tp3": 3})
+    instances: dict[str, int]
     """Engine instances and their tensor-parallel degrees."""
-    chunk_target_bytes: int = 4 << 20
-    bucket_target_bytes: int = 4 << 20
+    chunk_target_bytes: int
+    bucket_target_bytes: int
     learning_rate: float = 1e-6
     seed: int = 0
 
@@ -61,6 +72,35 @@ class DemoJob:
             directory.mkdir(parents=True, exist_ok=True)
         self.file.write_bytes(msgspec.json.format(msgspec.json.encode(self)))
         return self.file
+
+
+def plan_job(run: Path, model: Path) -> DemoJob:
+    """The job for a model: a sharded instance of a degree that the model allows, and enough payloads for a fault.
+
+    Chunk and bucket targets are 4 MiB, or less for a small model, so that every owner sends at least 15 payloads.
+    Raises: InvalidConfig when the directory is no checkpoint, or of a family that the reference engine does not serve.
+    """
+    config = read_config(model)
+    LlamaShape.of(config, rank=0, tp=1, vocab_padding=VOCAB_PADDING)
+    degree = next((degree for degree in (3, 2, 4) if _splits(config, degree)), 1)
+    target = sum(meta.nbytes for meta in tensor_table(model)) // (2 * OWNERS * PAYLOADS_AT_LEAST)
+    target = max(1, min(TARGET_BYTES, target))
+    return DemoJob(
+        run=str(run),
+        model=str(model),
+        owners=OWNERS,
+        instances={"solo": 1, f"tp{degree}": degree},
+        chunk_target_bytes=target,
+        bucket_target_bytes=target,
+    )
+
+
+def _splits(config: Mapping[str, Any], degree: int) -> bool:
+    try:
+        LlamaShape.of(config, rank=0, tp=degree, vocab_padding=VOCAB_PADDING)
+    except InvalidConfig:
+        return False
+    return True
 
 
 def load_job(path: Path) -> DemoJob:

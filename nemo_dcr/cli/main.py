@@ -56,7 +56,7 @@ def demo(
 ) -> None:
     """Train, refit two engines four times, kill one on the way, and compare every stored bit."""
     from nemo_dcr.cli.demo import run_demo
-    from nemo_dcr.cli.job import DemoJob
+    from nemo_dcr.cli.job import plan_job
     from nemo_dcr.cli.report import table
     from nemo_dcr.testing.checkpoint import smollm2_checkpoint
 
@@ -66,7 +66,7 @@ def demo(
     try:
         directory.mkdir(parents=True, exist_ok=True)
         checkpoint = model.resolve() if model is not None else smollm2_checkpoint(directory / "model")
-        report = run_demo(DemoJob(run=str(directory / "run"), model=str(checkpoint)), steps, quiet=quiet)
+        report = run_demo(plan_job(directory / "run", checkpoint), steps, quiet=quiet)
     finally:
         if run_dir is None:
             shutil.rmtree(directory, ignore_errors=True)

@@ -28,6 +28,18 @@ class AttemptRow:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Kill:
+    """An engine instance that was killed in the middle of an attempt."""
+
+    instance: str
+    attempt: int
+    applied_items: dict[str, int]
+    """Items that each of its ranks had applied, by its trace; none of them had flushed."""
+    mixed_bits: dict[str, list[int]] = field(default_factory=dict)
+    """For each surviving rank, before the retry: bits that differ from the old and from the new version."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class TransitionRow:
     """One transition. Payload figures are those of the committed attempt."""
 
@@ -56,8 +68,8 @@ class TransitionRow:
     """Mean training loss of the step behind this version."""
     restored: list[str]
     """Receivers that were restored densely to this version after the commit of the version before."""
-    mixed_bits: dict[str, list[int]]
-    """After a failed attempt, for each surviving receiver: bits that differ from the old and from the new version."""
+    kill: Kill | None
+    """The kill of this transition, if there was one."""
     receivers: int
     """Receivers that the commit record requires."""
     mismatched_bits: int
@@ -102,7 +114,25 @@ def table(report: DemoReport) -> str:
         "  ".join(text.rjust(width) for text, width in zip(line, widths, strict=True)) for line in (_HEADINGS, *rows)
     ]
     lines.insert(1, "  ".join("-" * width for width in widths))
-    return "\n".join(lines)
+    return "\n".join([*lines, *(line for row in report.transitions for line in _story(row))])
+
+
+def _story(row: TransitionRow) -> list[str]:
+    """What happened besides: failures, a kill, mixed storage."""
+    lines = [
+        f"version {row.version}: attempt {attempt.id} ({attempt.mode}) failed: {attempt.reason}"
+        for attempt in row.attempts
+        if attempt.outcome == "failed"
+    ]
+    if row.kill is not None:
+        applied = ", ".join(f"{rank} after {count} items" for rank, count in row.kill.applied_items.items())
+        lines.append(f"version {row.version}: {row.kill.instance} was killed in attempt {row.kill.attempt}: {applied}")
+        lines += [
+            f"version {row.version}: {rank} held mixed storage before the retry: {old:,} bits from the old version, "
+            f"{new:,} from the new"
+            for rank, (old, new) in row.kill.mixed_bits.items()
+        ]
+    return lines
 
 
 def _cells(row: TransitionRow) -> tuple[str, ...]:

@@ -306,6 +306,8 @@ class OwnerReport:
     """Payloads of `attempt` published so far."""
     baseline_digest: bytes
     """Digest of the checkpoint that the baseline still equals; empty after the first update or when unknown."""
+    filling: bool = False
+    """A copy into the baseline runs."""
 
 
 @dataclass(frozen=True, slots=True)

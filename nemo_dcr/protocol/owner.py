@@ -101,18 +101,20 @@ def step(state: OwnerState, event: OwnerEvent) -> OwnerStep:
             return _fail(state, detail)
         case StreamStopped(attempt):
             return _stopped(state, attempt)
+        case BaselineFilled(version) if version != state.filling:
+            return state, ()
         case BaselineFilled(version):
-            state = replace(state, tracker=TrackerTag(TrackerKind.AT, version), baseline_digest=b"")
+            state = replace(state, tracker=TrackerTag(TrackerKind.AT, version), filling=None)
             return state, (_emit(state, Action.BASELINE_FILLED), PushOwnerReport(report(state)))
         case BaselineLost(detail):
-            state = replace(state, tracker=TrackerTag(TrackerKind.LOST), baseline_digest=b"")
+            state = replace(state, tracker=TrackerTag(TrackerKind.LOST), filling=None, baseline_digest=b"")
             lost = _emit(state, Action.LOSE_BASELINE, reason=detail)
             if state.status is StreamStatus.STREAMING:
                 state, effects = _fail(state, f"the baseline is lost: {detail}")
                 return state, (lost, *effects)
             return state, (lost, PushOwnerReport(report(state)))
         case WeightsReloaded(candidate):
-            return replace(state, resident=candidate), ()
+            return replace(state, resident=candidate, reloading=False), ()
 
 
 def report(state: OwnerState) -> OwnerReport:
@@ -130,6 +132,7 @@ def report(state: OwnerState) -> OwnerReport:
         failure=state.failure,
         payloads=len(state.published),
         baseline_digest=state.baseline_digest,
+        filling=state.filling is not None,
     )
 
 
@@ -293,12 +296,13 @@ def _freeze(state: OwnerState, candidate: CandidateId) -> OwnerStep:
 def _update_baseline(state: OwnerState, call_id: int, call: UpdateBaseline) -> OwnerStep:
     if guards.holds_version(state.tracker, call.version):
         return state, (_answer(state, call_id),)
+    if state.filling == call.version and guards.is_frozen(state, call.candidate):
+        return state, (_answer(state, call_id),)
     if not guards.may_update_baseline(state, call):
         refusal = f"frozen is {state.candidate!r}, baseline {state.tracker}, stream {state.status}"
         return _ignore(state, call_id, state.attempt, f"update to {call.candidate!r} refused: {refusal}")
-    if state.tracker.kind is TrackerKind.UPDATING:
-        return state, (_answer(state, call_id),)
-    state = replace(state, tracker=TrackerTag(TrackerKind.UPDATING, state.tracker.version), baseline_digest=b"")
+    tracker = TrackerTag(TrackerKind.UPDATING, state.tracker.version)
+    state = replace(state, tracker=tracker, filling=call.version, baseline_digest=b"")
     copy = CopyCandidate(call.candidate, call.version)
     return state, (copy, _answer(state, call_id), _emit(state, Action.UPDATE_BASELINE, version=call.version))
 
@@ -306,9 +310,12 @@ def _update_baseline(state: OwnerState, call_id: int, call: UpdateBaseline) -> O
 def _rebuild(state: OwnerState, call_id: int, call: RebuildBaseline) -> OwnerStep:
     if guards.holds_version(state.tracker, call.version):
         return state, (_answer(state, call_id),)
+    if state.filling == call.version:
+        return state, (_answer(state, call_id),)
     if not guards.may_rebuild(state, call):
         refusal = f"resident weights are {state.resident!r}, baseline {state.tracker}, frozen {state.candidate!r}"
         return _ignore(state, call_id, state.attempt, f"rebuild of version {call.version} refused: {refusal}")
+    state = replace(state, filling=call.version)
     refill = RefillBaseline(call.candidate, call.version)
     return state, (refill, _answer(state, call_id), _emit(state, Action.REBUILD_BASELINE, version=call.version))
 
@@ -331,7 +338,7 @@ def _drop(state: OwnerState, call_id: int, call: DropCandidate) -> OwnerStep:
         return _ignore(state, call_id, state.attempt, f"candidate {call.candidate!r} is committed")
     if state.status is StreamStatus.STREAMING:
         return _stop_stream(replace(state, waiting=(*state.waiting, OwnerWaiting(call_id, call))))
-    state = replace(state, candidate=NO_CANDIDATE, resident=None)
+    state = replace(state, candidate=NO_CANDIDATE, resident=None, reloading=True)
     reload = ReloadCommitted(call.candidate)
     return state, (reload, _answer(state, call_id), _emit(state, Action.DROP_CANDIDATE, candidate=call.candidate))
 

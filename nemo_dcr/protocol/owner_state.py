@@ -60,6 +60,10 @@ class OwnerState:
     stopping: bool = False
     published: tuple[bytes, ...] = ()
     end: StreamEnd | None = None
+    filling: Version | None = None
+    """A copy into the baseline runs: CopyCandidate or RefillBaseline."""
+    reloading: bool = False
+    """The weights of a dropped candidate are being replaced by the committed ones."""
     failure: str = ""
 
 
@@ -120,7 +124,7 @@ class StreamStopped:
 
 @dataclass(frozen=True, slots=True)
 class BaselineFilled:
-    """CopyCandidate or RefillBaseline ended: every item holds `version`."""
+    """CopyCandidate or RefillBaseline ended: every item holds `version`. Ignored unless that copy is running."""
 
     version: Version
 
@@ -277,12 +281,13 @@ def may_stream(state: OwnerState, call: PrepareOwner) -> bool:
 def may_update_baseline(state: OwnerState, call: UpdateBaseline) -> bool:
     """Only the frozen candidate becomes the baseline (D11), never under a running stream, never backwards."""
     forward = state.tracker.kind is TrackerKind.LOST or state.tracker.version < call.version
-    return is_frozen(state, call.candidate) and state.status is not StreamStatus.STREAMING and forward
+    undisturbed = state.status is not StreamStatus.STREAMING and state.filling is None
+    return is_frozen(state, call.candidate) and undisturbed and forward
 
 
 def may_rebuild(state: OwnerState, call: RebuildBaseline) -> bool:
     """A lost baseline is refilled only from resident weights that are the committed version (D12)."""
-    lost = state.tracker.kind is TrackerKind.LOST
+    lost = state.tracker.kind is TrackerKind.LOST and state.filling is None
     return lost and state.candidate == NO_CANDIDATE and state.resident == call.candidate
 
 
@@ -298,12 +303,11 @@ def has_ended(state: OwnerState, call: EndTransition) -> bool:
 
 
 def may_freeze(state: OwnerState, candidate: CandidateId) -> bool:
-    """A transition begins only after the last one ended and its baseline update finished."""
-    return (
-        candidate != NO_CANDIDATE and state.candidate == NO_CANDIDATE and state.tracker.kind is not TrackerKind.UPDATING
-    )
+    """A transition begins only after the last one ended, and when nothing copies from or into the weights."""
+    undisturbed = state.filling is None and not state.reloading
+    return candidate != NO_CANDIDATE and state.candidate == NO_CANDIDATE and undisturbed
 
 
 def may_drop(state: OwnerState) -> bool:
     """A candidate whose copy began is committed; it can not be given up."""
-    return state.tracker.kind is not TrackerKind.UPDATING
+    return state.filling is None and state.tracker.kind is not TrackerKind.UPDATING

@@ -40,9 +40,9 @@ from nemo_dcr.protocol.messages import (
     RebuildBaseline,
     UpdateBaseline,
 )
-from nemo_dcr.protocol.transition_state import CoordinatorState, CoordinatorStep, Phase
+from nemo_dcr.protocol.transition_state import CoordinatorState, CoordinatorStep, Phase, emit
 from nemo_dcr.record import Record
-from nemo_dcr.trace import Action, Emit
+from nemo_dcr.trace import Action
 
 OWNER_CALLS = {
     Phase.REBUILDING: RebuildBaseline,
@@ -69,8 +69,9 @@ def merge(state: CoordinatorState, report: OwnerReport) -> CoordinatorState:
 def update_baselines(state: CoordinatorState, record: Record) -> CoordinatorStep:
     """Roll forward, first round: every baseline takes the committed candidate."""
     calls = {o: CallOwner(UpdateBaseline(o, record.candidate, record.version)) for o in state.config.owners}
-    rolled = Emit(Action.ROLL_FORWARD, record.attempt, {"version": record.version, "candidate": record.candidate})
-    state, effects = _begin_owners(replace(state, ending=record.candidate), Phase.UPDATING, calls)
+    state = replace(state, ending=record.candidate, phase=Phase.UPDATING)
+    rolled = emit(state, Action.ROLL_FORWARD, record.attempt, candidate=record.candidate)
+    state, effects = _begin_owners(state, Phase.UPDATING, calls)
     return state, (rolled, *effects)
 
 
@@ -112,12 +113,12 @@ def step(state: CoordinatorState, event: CoordinatorEvent) -> CoordinatorStep:
     match event:
         case OwnerAnswered(call, reply) if state.phase in OWNER_ROUNDS:
             state = merge(state, reply.report)
-            refused = isinstance(call, OWNER_CALLS[state.phase]) and not reply.accepted
-            if refused and not _is_reached(state, call.owner):
+            asked = isinstance(call, OWNER_CALLS[state.phase])
+            if asked and not reply.accepted and not _is_reached(state, call.owner):
                 return look_again(state, delayed=True)
-            return _next_if_over(state)
+            return _see_owner(replace(state, answered=state.answered | {call.owner}) if asked else state, call.owner)
         case OwnerReported(report) if state.phase in OWNER_ROUNDS:
-            return _next_if_over(merge(state, report))
+            return _see_owner(merge(state, report), report.owner)
         case OwnerLost() if state.phase in OWNER_ROUNDS:
             return look_again(state, delayed=True)
         case ReceiverAnswered(OpenGate() as call, _) if state.phase is Phase.OPENING:
@@ -147,6 +148,16 @@ def _is_reached(state: CoordinatorState, owner: OwnerId) -> bool:
     if state.phase is Phase.REBUILDING:
         return not membership.can_rebuild(record, report)
     return membership.has_followed(record, report)
+
+
+def _see_owner(state: CoordinatorState, owner: OwnerId) -> CoordinatorStep:
+    """An owner that accepted the call, is not there and does not copy any more lost its baseline again: start over."""
+    copies = state.phase in (Phase.UPDATING, Phase.REBUILDING)
+    report = state.owners.get(owner)
+    if copies and owner in state.answered and report is not None and not report.filling:
+        if not _is_reached(state, owner):
+            return look_again(state, delayed=True)
+    return _next_if_over(state)
 
 
 def _next_if_over(state: CoordinatorState) -> CoordinatorStep:
@@ -195,7 +206,7 @@ def _fenced_members(state: CoordinatorState) -> tuple[AttemptId, tuple[Member, .
 
 
 def _begin_owners(state: CoordinatorState, phase: Phase, calls: dict[OwnerId, CallOwner]) -> CoordinatorStep:
-    state = replace(state, phase=phase)
+    state = replace(state, phase=phase, answered=frozenset())
     open_calls = {owner: call for owner, call in calls.items() if not _is_reached(state, owner)}
     state, effects = _next_if_over(replace(state, waiting=frozenset(_name(owner) for owner in open_calls)))
     return state, (*open_calls.values(), *effects)

@@ -42,7 +42,7 @@ from nemo_dcr.protocol.coordinator_events import (
 )
 from nemo_dcr.protocol.decision import decide
 from nemo_dcr.protocol.rounds import OWNER_ROUNDS, RECEIVER_ROUNDS, look_again
-from nemo_dcr.protocol.transition_state import CoordinatorConfig, CoordinatorState, CoordinatorStep, Phase
+from nemo_dcr.protocol.transition_state import CoordinatorConfig, CoordinatorState, CoordinatorStep, Phase, emit
 from nemo_dcr.record import (
     DELTA_MODES,
     Acquired,
@@ -108,9 +108,8 @@ def _read(state: CoordinatorState, phase: Phase) -> CoordinatorStep:
 def _replied(state: CoordinatorState, reply: ControlReply) -> CoordinatorStep:
     match reply:
         case Acquired(epoch) if state.phase is Phase.ACQUIRING:
-            became = Emit(Action.BECOME_COORDINATOR, args={"epoch": epoch})
             state, effects = look_again(replace(state, epoch=epoch), delayed=False)
-            return state, (became, *effects)
+            return state, (*effects, emit(state, Action.BECOME_COORDINATOR))
         case ControlView() if state.phase in READS:
             return _viewed(state, reply)
         case Prepared() if state.phase is Phase.PREPARING:
@@ -245,9 +244,9 @@ def _commit(state: CoordinatorState, plan: AttemptPlan, record: Record) -> Coord
         baseline=record.version,
         epoch=state.epoch,
     )
-    sent = Emit(Action.SEND_COMMIT, plan.attempt, {"version": new.version, "digest": new.digest.hex()})
-    ask = AskCommit(state.epoch, plan.attempt, record, new, state.config.refit.commit_deadline_s)
-    return replace(state, phase=Phase.COMMITTING), (sent, ask)
+    state = replace(state, phase=Phase.COMMITTING)
+    sent = emit(state, Action.SEND_COMMIT, plan.attempt, digest=new.digest.hex())
+    return state, (sent, AskCommit(state.epoch, plan.attempt, record, new, state.config.refit.commit_deadline_s))
 
 
 def may_commit(attempt: AttemptState, record: Record | None) -> bool:
@@ -261,8 +260,8 @@ def restore_confirmed(plan: AttemptPlan, view: ControlView) -> bool:
 
 
 def _committed(state: CoordinatorState, record: Record) -> CoordinatorStep:
-    resolved = _resolved(state, "committed")
     state = replace(_with_record(state, record), fenced=record.attempt)
+    resolved = _resolved(state, "committed")
     state, effects = rounds.update_baselines(state, record)
     return state, (resolved, VersionCommitted(record), *effects)
 
@@ -291,13 +290,13 @@ def _abort(state: CoordinatorState) -> CoordinatorStep:
 
 
 def _step_down(state: CoordinatorState, reason: str) -> CoordinatorStep:
-    down = Emit(Action.STEP_DOWN, args={"epoch": state.epoch, "reason": reason})
-    return replace(state, phase=Phase.OUT, waiting=frozenset()), (down, SteppedDown(reason))
+    state = replace(state, phase=Phase.OUT, waiting=frozenset())
+    return state, (SteppedDown(reason), emit(state, Action.STEP_DOWN, reason=reason))
 
 
 def _resolved(state: CoordinatorState, outcome: str) -> Emit:
     attempt = state.attempt.plan.attempt if state.attempt else AttemptId(0)
-    return Emit(Action.RESOLVE_COMMIT, attempt, {"outcome": outcome})
+    return emit(state, Action.RESOLVE_COMMIT, attempt, outcome=outcome)
 
 
 def _with_record(state: CoordinatorState, record: Record) -> CoordinatorState:

@@ -15,6 +15,7 @@ from nemo_dcr.protocol.attempt import AttemptState
 from nemo_dcr.protocol.coordinator_events import CoordinatorEffect
 from nemo_dcr.protocol.messages import OwnerReport, ReceiverReport
 from nemo_dcr.record import ControlView, PrepareRequest, Record
+from nemo_dcr.trace import Action, Emit, Scalar
 
 NO_EPOCH = Epoch(0)
 
@@ -89,6 +90,8 @@ class CoordinatorState:
     """The attempt under which this coordinator may send gate calls: its last acknowledged one."""
     waiting: frozenset[str] = frozenset()
     """Names of the endpoints that the phase waits for."""
+    answered: frozenset[OwnerId] = frozenset()
+    """Owners that accepted the call of the running round."""
     ending: CandidateId = NO_CANDIDATE
     """The committed candidate whose transition this coordinator is rolling forward."""
     aborting: bool = False
@@ -101,6 +104,13 @@ class CoordinatorState:
     def record(self) -> Record | None:
         """The record as last read."""
         return None if self.view is None else self.view.record
+
+
+def emit(state: CoordinatorState, action: Action, attempt: AttemptId = NO_ATTEMPT, /, **args: Scalar) -> Emit:
+    """Trace `action` of the coordinator with the state after it; version -1 stands for no record."""
+    version = -1 if state.record is None else state.record.version
+    post: dict[str, Scalar] = {"phase": state.phase.value, "epoch": state.epoch, "version": version}
+    return Emit(action, attempt, args, post)
 
 
 CoordinatorStep = tuple[CoordinatorState, tuple[CoordinatorEffect, ...]]

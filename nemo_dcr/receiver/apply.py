@@ -7,7 +7,7 @@ is repaired by overwriting every one of its records.
 Not handled: fences, acknowledgements and retries (protocol/); support of a path (see prewarm).
 
 Paper: Section 6.1; Algorithm B.1 (apply); Figures A.13, A.14   Spec: ApplyItem
-Proofs: L4 xor_reconstructs, L5 inactive_unchanged   Conditions: LC2, LC5, LC6, LC9, LC11
+Proofs: L4 xor_reconstructs, L7 loader_commutes   Conditions: LC2, LC5, LC6, LC9, LC11
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Applier:
             counts[item.tensor.name] += 1
             planned = self._plan(item, path, counts[item.tensor.name])
             (double if planned.how is Pass.RECORD else single).append(planned)
-        StableTargets(moved=self._table.residents.moved()).require("resident storage")
+        StableTargets(moved=self._table.residents.replaced()).require("resident storage")
         placer = DenseScratchPlacer(self._table, post_apply_check=self._post_apply_check)
         with torch.inference_mode(self._table.residents.on_inference_mode), torch.no_grad():
             for batch in self._batches(single, limit=None):
@@ -111,7 +111,7 @@ class Applier:
             for batch in self._batches(double, limit=self._table.scratch.capacity):
                 self._load(placer, batch, None)
                 self._load(placer, [_second(planned) for planned in batch], on_item)
-        StableTargets(moved=self._table.residents.moved()).require("resident storage")
+        StableTargets(moved=self._table.residents.replaced()).require("resident storage")
         applied = [*single, *double]
         return ApplyReport(
             items=len(applied),

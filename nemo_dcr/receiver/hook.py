@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nemo_dcr.receiver.residents import Residents
+from nemo_dcr.receiver.residents import Residents, storage_key
 
 _FILLS = ("aten::fill_", "aten::zero_")
 
@@ -125,7 +125,7 @@ class WriteHook(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     self._placer.place(self.name, tensor, args[1])
                 else:
                     self._placer.other_write(self.name, operator, tensor, args)
-            elif tensor.untyped_storage()._cdata == self._scratch:
+            elif storage_key(tensor) == self._scratch:
                 self._placer.scratch_write(self.name, operator)
         # Only copies and judged fills get here with `intercepted`; both return the tensor that they write.
         return args[0] if intercepted else func(*args, **kwargs)

@@ -5,7 +5,7 @@ records each write into resident storage as a step. Copies and fills do not exec
 any other write aborts the load. An operator that computes from resident storage gives its result that storage as an
 origin; operators that only look at shape and dtype do not count as reads.
 
-Paper: Section 6.1 (prewarm), Figure A.8   Proofs: L5 inactive_unchanged
+Paper: Section 6.1 (prewarm), Figure A.8   Proofs: L5 inactive_unchanged, L6 overwrite_supplies
 Conditions: LC1, LC2, LC4, LC5, LC8, LC11, LC12
 """
 

@@ -8,7 +8,8 @@ placeholder repeats. Later copies into the same view reuse the mask. An item tha
 Every write is first compared with the step that prewarm saw; a difference fails the attempt before it executes.
 
 Paper: Section 6.1 (XOR path, overwrite path); Figures A.10, A.13, A.14
-Proofs: L4 xor_reconstructs, L5 inactive_unchanged   Conditions: LC1, LC2, LC4, LC5, LC8, LC11
+Proofs: L4 xor_reconstructs, L5 inactive_unchanged, L6 overwrite_supplies
+Conditions: LC1, LC2, LC4, LC5, LC8, LC11
 """
 
 from __future__ import annotations
@@ -199,10 +200,10 @@ class DenseScratchPlacer:
         return mask
 
     def _check(self, name: str, resident: Tensor, expected: Tensor) -> None:
-        wrong = int((resident != expected).sum())
+        differs = resident != expected
         self.checked_elements += resident.numel()
-        if wrong:
-            self.failure = PostApplyMismatch(name, wrong)
+        if bool(differs.any()):
+            self.failure = PostApplyMismatch(name, int(differs.sum()))
             raise self.failure
 
     def _fail(self, row: Condition, name: str) -> NoReturn:

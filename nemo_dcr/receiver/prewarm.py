@@ -8,7 +8,7 @@ is not written: checksums before and after say so.
 The engine must have loaded a checkpoint before, so that constant writes (zeroed pad rows) can be compared.
 Not handled: tensors derived by arithmetic at load time (`LoaderTable.unwritten` lists what no path writes).
 
-Paper: Section 6.1 (prewarm), Figure A.8; Table A.2   Proofs: L4 xor_reconstructs, L5 inactive_unchanged
+Paper: Section 6.1 (prewarm), Figure A.8; Table A.2   Proofs: L5 inactive_unchanged, L7 loader_commutes
 Conditions: LC1-LC12
 """
 
@@ -120,7 +120,7 @@ class _Survey:
         while pending and self._grouped:
             seen, report, error = self._observer.load(pending, content, guard=guard)
             late = self._observer.late
-            unclear = bool(late) or self._observer.trespassed or bool(self._residents.moved())
+            unclear = bool(late) or self._observer.trespassed or bool(self._residents.replaced())
             complete = error is None and len(seen) == len(pending)
             if not unclear and error is None:
                 unclear = not complete or report_row(report, seen, self._residents) is not None
@@ -146,7 +146,7 @@ class _Survey:
         observation = seen[0] if seen else Observation(meta, 0)
         if observation.breach is None:
             row = report_row(report, seen, self._residents)
-            moved = self._residents.moved()
+            moved = self._residents.replaced()
             observation.breach = first_breach(
                 StableTargets(moved=moved),
                 ReportedAsCopied(other=error or ("" if seen else "the loader did not take the tensor")),

@@ -4,7 +4,7 @@ An element that two XOR items carry would be changed twice, which cancels. Owner
 is excluded again, since nothing later would show it. Runs cost nothing to remember, scattered items one or two bytes an
 entry; they are only expanded where two items of one name have spans that meet.
 
-Paper: Section 6.1 (XOR byte ranges are disjoint)   Proofs: L4 xor_reconstructs   Conditions: LC6
+Paper: Section 6.1 (XOR byte ranges are disjoint)   Proofs: L4 xor_reconstructs, L7 loader_commutes   Conditions: LC6
 """
 
 from __future__ import annotations

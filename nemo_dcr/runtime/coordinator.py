@@ -10,13 +10,14 @@ Paper: Section 6.3; Appendix B   Spec: actions of the coordinator   Decisions: D
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from nemo_dcr.config import GateMode
-from nemo_dcr.errors import ControlPlaneUnavailable, EndpointLost
+from nemo_dcr.errors import AttemptFailed, ControlPlaneUnavailable, EndpointLost
 from nemo_dcr.ids import AttemptId, Incarnation, OwnerId, ReceiverId
 from nemo_dcr.protocol import transition
 from nemo_dcr.protocol.coordinator_events import (
@@ -66,6 +67,8 @@ from nemo_dcr.runtime.rpc import NoReply
 from nemo_dcr.trace import Emit, LamportClock, NullTracer, Tracer
 from nemo_dcr.transport.base import Transport
 
+logger = logging.getLogger(__name__)
+
 Observer = Callable[[CoordinatorEffect], None]
 
 
@@ -84,8 +87,13 @@ class Coordinator:
         clock: LamportClock | None = None,
         observer: Observer = lambda effect: None,
         now: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """`classes`: path class of each canonical name over all receivers; `observer` sees every effect first."""
+        """`classes`: path class of each canonical name over all receivers; `observer` sees every effect first.
+
+        `now` is the wall clock that commit deadlines are written in; `monotonic` and `sleep` pace everything else.
+        """
         self.classes = dict(classes or {})
         self._refit = config.refit
         self._endpoints = endpoints
@@ -95,21 +103,25 @@ class Coordinator:
         self._clock = clock or LamportClock()
         self._observer = observer
         self._now = now
+        self._monotonic = monotonic
+        self._sleep = sleep
         self._state = transition.start(config)
         self._events: deque[CoordinatorEvent] = deque()
         self._effects: deque[CoordinatorEffect] = deque()
+        self._unknown = False
+        self._known: dict[ReceiverId, Incarnation] = {}
         self._receiver_calls: dict[ReceiverId, deque[ReceiverCall]] = {}
         self._owner_calls: dict[OwnerId, deque[OwnerCall]] = {}
         self._heard: dict[str, float] = {}
         self._lost: set[str] = set()
         self._attempt_deadline: tuple[AttemptId, float] | None = None
         self._commit_deadline = 0.0
-        self._seen: CoordinatorEffect | None = None
 
     # -------------------------------------------------------------------------------------------------- commands
 
     def become(self) -> None:
         """Take over: acquire an epoch, read the record, and do what it asks for."""
+        self._unknown = False
         self.feed(BecomeCoordinator())
 
     def look(self) -> None:
@@ -138,8 +150,8 @@ class Coordinator:
 
         Raises: EndpointLost naming the coordinator when `timeout_s` seconds pass first.
         """
-        deadline = time.monotonic() + timeout_s
-        while time.monotonic() < deadline:
+        deadline = self._monotonic() + timeout_s
+        while self._monotonic() < deadline:
             while self._effects:
                 effect = self._effects.popleft()
                 if done(effect):
@@ -163,7 +175,11 @@ class Coordinator:
 
     def round(self) -> None:
         """Ask every endpoint once and feed the answers; then wait until the next heartbeat if nothing is open."""
-        begin = time.monotonic()
+        begin = self._monotonic()
+        if self._unknown:
+            self._unknown = False
+            self.feed(ControlUnknown())
+        self._notice_departures()
         if self._attempt_deadline is not None and begin > self._attempt_deadline[1]:
             attempt, self._attempt_deadline = self._attempt_deadline[0], None
             self.feed(DeadlinePassed(attempt))
@@ -181,7 +197,15 @@ class Coordinator:
         for owner, owner_answer in owner_answers.items():
             self._take_owner(owner, owners[owner], owner_answer)
         if not any(self._receiver_calls.values()) and not any(self._owner_calls.values()):
-            time.sleep(max(0.0, self._refit.heartbeat_s - (time.monotonic() - begin)))
+            self._sleep(max(0.0, self._refit.heartbeat_s - (self._monotonic() - begin)))
+
+    def _notice_departures(self) -> None:
+        """A receiver that left the endpoints answers nothing any more: that is a loss, not a silence to wait out."""
+        known = self._endpoints.receivers()
+        for receiver in [receiver for receiver in self._known if receiver not in known]:
+            self._receiver_calls.pop(receiver, None)
+            self.feed(ReceiverLost(receiver, self._known[receiver], "it left the endpoints"))
+        self._known = known
 
     @property
     def _patience(self) -> float:
@@ -221,13 +245,13 @@ class Coordinator:
         self.feed(OwnerAnswered(call, answer))
 
     def _hear(self, name: str) -> None:
-        self._heard[name] = time.monotonic()
+        self._heard[name] = self._monotonic()
         self._lost.discard(name)
 
     def _is_lost(self, name: str, answer: NoReply) -> bool:
         """True once, when a connection broke or the silence became too long; calls to a lost endpoint stay lost."""
-        silent_since = self._heard.setdefault(name, time.monotonic())
-        if not answer.disconnected and time.monotonic() - silent_since < self._refit.lost_after_s:
+        silent_since = self._heard.setdefault(name, self._monotonic())
+        if not answer.disconnected and self._monotonic() - silent_since < self._refit.lost_after_s:
             return False
         if name in self._lost and not self._has_open_calls(name):
             return False
@@ -255,12 +279,12 @@ class Coordinator:
             case Survey(delayed):
                 self._survey(delayed)
             case ArmDeadline(attempt, seconds):
-                self._attempt_deadline = (attempt, time.monotonic() + seconds)
+                self._attempt_deadline = (attempt, self._monotonic() + seconds)
             case Cleanup(through):
-                self._transport.cleanup(through)
+                self._cleanup(through)
             case WaitCommitDeadline(attempt):
                 while self._now() <= self._commit_deadline + self._refit.clock_skew_s:
-                    time.sleep(0.05)
+                    self._sleep(0.05)
                 self._events.append(CommitDeadlinePassed(attempt))
             case AcquireEpoch():
                 self._ask_control(lambda clock: self._control.acquire_epoch(clock=clock))
@@ -279,11 +303,18 @@ class Coordinator:
             case _:
                 pass  # for whoever runs this coordinator, see run_until
 
+    def _cleanup(self, through: AttemptId) -> None:
+        try:
+            self._transport.cleanup(through)
+        except AttemptFailed as problem:
+            # The transition is over and correct; every later cleanup tries again.
+            logger.warning("payloads up to attempt %d are left behind: %s", through, problem)
+
     def _ask_control(self, ask: Callable[[int], ControlReply]) -> None:
         try:
             reply = ask(self._clock.tick())
         except ControlPlaneUnavailable:
-            self._events.append(ControlUnknown())
+            self._unknown = True  # fed in the next round: what follows may be the same call again, which has to wait
         else:
             self._clock.merge(reply.clock)
             self._events.append(ControlReplied(reply))
@@ -291,7 +322,7 @@ class Coordinator:
     def _survey(self, delayed: bool) -> None:
         """Ask everybody for a report; a lost endpoint is not waited for again and again."""
         if delayed:
-            time.sleep(self._refit.heartbeat_s)
+            self._sleep(self._refit.heartbeat_s)
         receivers = {receiver: ReceiverStatus(receiver) for receiver in self._endpoints.receivers()}
         owners = {owner: OwnerStatus(owner) for owner in self._endpoints.owners()}
         receiver_answers, owner_answers = self._endpoints.ask(receivers, owners, self._patience)

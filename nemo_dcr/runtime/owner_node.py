@@ -20,7 +20,7 @@ from nemo_dcr.codec.payload import encode_payload
 from nemo_dcr.codec.records import PathClass
 from nemo_dcr.config import CodecConfig
 from nemo_dcr.errors import AttemptFailed, AttemptStopped
-from nemo_dcr.ids import AttemptId, CandidateId, Incarnation, PayloadKey
+from nemo_dcr.ids import NO_CANDIDATE, AttemptId, CandidateId, Incarnation, PayloadKey
 from nemo_dcr.protocol import owner
 from nemo_dcr.protocol.messages import OwnerCall, OwnerReply, OwnerReport
 from nemo_dcr.protocol.owner_state import (
@@ -48,6 +48,7 @@ from nemo_dcr.protocol.owner_state import (
 )
 from nemo_dcr.protocol.tags import TrackerTag
 from nemo_dcr.runtime.timings import StageClock
+from nemo_dcr.source.baseline import BaselineState
 from nemo_dcr.source.delta import Counts, DeltaOwner
 from nemo_dcr.trace import Emit, NullTracer, Tracer
 from nemo_dcr.transport.base import Publisher, Transport
@@ -65,7 +66,8 @@ class FrozenTrainer(Protocol):
     def reload(self, delta: DeltaOwner) -> CandidateId:
         """The candidate is dead: set the weights back to the baseline of `delta` and allow optimizer steps again.
 
-        Returns the committed candidate that the weights are now.
+        When the baseline is lost they come from the trainer's own checkpoint of the committed version. Returns the
+        committed candidate that the weights are now.
         """
         ...
 
@@ -82,11 +84,15 @@ class OwnerNode:
         resident: CandidateId | None,
         trainer: FrozenTrainer,
         transport: Transport,
+        candidate: CandidateId = NO_CANDIDATE,
         tracer: Tracer | None = None,
         codec: CodecConfig | None = None,
         baseline_digest: bytes = b"",
     ) -> None:
-        """`tracker` and `resident` say what baseline and weights are known to hold at the start."""
+        """`tracker` and `resident` say what baseline and weights are known to hold at the start.
+
+        `candidate`: after a restart inside a transition, the frozen candidate that the weights were brought back to.
+        """
         self.delta = delta
         self.timings = StageClock(f"owner-{delta.owner}")
         self._trainer = trainer
@@ -95,7 +101,12 @@ class OwnerNode:
         self._codec = codec or CodecConfig()
         self._changed = threading.Condition(threading.RLock())
         self._state, effects = owner.start(
-            delta.owner, incarnation, tracker=tracker, resident=resident, baseline_digest=baseline_digest
+            delta.owner,
+            incarnation,
+            tracker=tracker,
+            candidate=candidate,
+            resident=resident,
+            baseline_digest=baseline_digest,
         )
         self._events: deque[OwnerEvent] = deque()
         self._stepping = False
@@ -157,12 +168,13 @@ class OwnerNode:
         attempt = start.attempt
         self.timings.mark(attempt, "construct_began")
         classes = {name: PathClass(path) for name, path in start.classes.items()}
-        publisher = self._transport.publisher(attempt, self.delta.owner)
-        with self._changed:
-            self._publisher = publisher
-            if self._is_stopped(attempt):
-                publisher.stop()
+        publisher: Publisher | None = None
         try:
+            publisher = self._transport.publisher(attempt, self.delta.owner)
+            with self._changed:
+                self._publisher = publisher
+                if self._is_stopped(attempt):
+                    publisher.stop()
             buckets = self.delta.stream(
                 start.mode,
                 classes,
@@ -192,9 +204,12 @@ class OwnerNode:
         except AttemptFailed as problem:
             self._feed(StreamFailed(attempt, f"{type(problem).__name__}: {problem}"))
         finally:
-            publisher.stop()
             with self._changed:
-                self._publisher = self._stream = None
+                if publisher is not None:
+                    publisher.stop()
+                self._publisher = None
+                if self._stream == attempt:  # the end may have let a later attempt in already
+                    self._stream = None
                 self._finish_stop()
 
     def _count(self, attempt: AttemptId) -> None:
@@ -210,10 +225,19 @@ class OwnerNode:
             self.timings.count(attempt, name, getattr(counts, name))
 
     def _copy(self, copy: CopyCandidate) -> None:
-        with self.timings.stage(self._state.attempt, "baseline"):
-            self.delta.update_baseline(copy.version)
-        self.timings.mark(self._state.attempt, "baseline_updated")
-        self._feed(BaselineFilled(copy.version))
+        attempt, tag = self._state.attempt, self.delta.tag
+        try:
+            with self.timings.stage(attempt, "baseline"):
+                if tag is not None and tag.state is BaselineState.LOST:
+                    self.delta.rebuild(copy.version, open_candidate=copy.candidate, committed_candidate=copy.candidate)
+                else:
+                    self.delta.update_baseline(copy.version)
+        except AttemptFailed as problem:
+            self.delta.lose_baseline()
+            self._feed(BaselineLost(str(problem)))
+        else:
+            self.timings.mark(attempt, "baseline_updated")
+            self._feed(BaselineFilled(copy.version))
 
     def _refill(self, refill: RefillBaseline) -> None:
         try:
@@ -221,6 +245,7 @@ class OwnerNode:
                 refill.version, open_candidate=self._state.candidate, committed_candidate=refill.candidate
             )
         except AttemptFailed as problem:
+            self.delta.lose_baseline()
             self._feed(BaselineLost(str(problem)))
         else:
             self._feed(BaselineFilled(refill.version))

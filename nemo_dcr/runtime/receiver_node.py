@@ -169,7 +169,11 @@ class ReceiverNode:
             if subscription is None or self._is_full():
                 self._changed.wait(timeout_s)
                 return False
-        found = subscription.poll(timeout_s)
+        try:
+            found = subscription.poll(timeout_s)
+        except AttemptFailed as problem:
+            self._feed(PayloadRejected(attempt, str(problem)))
+            return True
         match found:
             case None:
                 return False
@@ -186,8 +190,8 @@ class ReceiverNode:
     def _take(self, subscription: Subscription, attempt: AttemptId, found: Announcement) -> None:
         with self._changed:
             known = self._state.seen.get(found.key.owner, {}).get(found.key.payload)
-            if known == found.digest:
-                self._feed(PayloadStaged(found.key, found.digest))  # a duplicate: not fetched again
+            if found.key.attempt != attempt or known == found.digest:
+                self._feed(PayloadStaged(found.key, found.digest))  # stale or a duplicate: not fetched
                 return
         try:
             with self.timings.stage(attempt, "fetch"):
@@ -305,7 +309,10 @@ class ReceiverNode:
             case Reply(call_id, reply):
                 self._responders.pop(call_id)(reply)
             case StartIntake(attempt, owners):
-                self._subscription = self._transport.subscribe(attempt, owners)
+                try:
+                    self._subscription = self._transport.subscribe(attempt, owners)
+                except AttemptFailed as problem:
+                    self._events.append(PayloadRejected(attempt, str(problem)))
                 self.timings.mark(attempt, "intake_began")
             case Stage(key):
                 if self._arriving is None or self._arriving.key != key:

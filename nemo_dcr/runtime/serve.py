@@ -51,12 +51,17 @@ def metas(table: Iterable[TensorRow]) -> tuple[TensorMeta, ...]:
 
 
 class _Service:
-    """A server and one background thread that repeats a step until `close`."""
+    """A server and one background thread that repeats a step until `close`.
+
+    A fault of this package ends the service: `stopping` is set and `close` raises it, so that the process ends and
+    peers name it, instead of waiting for a thread that is gone.
+    """
 
     def __init__(self, name: str, clock: LamportClock, step: Callable[[float], object]) -> None:
         self.server = Server(name, clock)
         self.stopping = threading.Event()
         self._step = step
+        self._fault: BaseException | None = None
         self._thread = threading.Thread(target=self._loop, name=f"step-{name}", daemon=True)
         self.server.answer(STOP, self._stop)
 
@@ -71,19 +76,28 @@ class _Service:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop both threads and release the sockets."""
+        """Stop both threads and release the sockets.
+
+        Raises: whatever ended the background thread.
+        """
         self.stopping.set()
         if self._thread.is_alive():
             self._thread.join(10.0)
         self.server.close()
+        if self._fault is not None:
+            raise self._fault
 
     def _stop(self, call: Nothing) -> Done:
         self.stopping.set()
         return Done()
 
     def _loop(self) -> None:
-        while not self.stopping.is_set():
-            self._step(POLL_S)
+        try:
+            while not self.stopping.is_set():
+                self._step(POLL_S)
+        except BaseException as fault:
+            self._fault = fault
+            self.stopping.set()
 
 
 class ReceiverService(_Service):

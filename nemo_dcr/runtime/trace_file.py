@@ -9,13 +9,14 @@ Paper: Appendix B   Spec: trace schema in docs/trace.md
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import msgspec
 
 from nemo_dcr.errors import InternalError
 from nemo_dcr.ids import Incarnation
+from nemo_dcr.record import JournalEntry
 from nemo_dcr.trace import TRACE_VERSION, Emit, Event, LamportClock
 
 
@@ -61,6 +62,24 @@ class FileTracer:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+def write_journal(path: Path, journal: Iterable[JournalEntry]) -> None:
+    """Write the control plane's journal as the trace of node `control`; its clocks are those of its own steps."""
+    with path.open("wb") as file:
+        for entry in journal:
+            event = Event(
+                TRACE_VERSION,
+                "control",
+                Incarnation(0),
+                entry.seq,
+                entry.clock,
+                entry.action.value,
+                entry.attempt,
+                dict(entry.args),
+                dict(entry.post),
+            )
+            file.write(msgspec.json.encode(event) + b"\n")
 
 
 def read_trace(path: Path) -> list[Event]:

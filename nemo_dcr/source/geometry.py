@@ -117,9 +117,10 @@ class Plan:
         return tuple(task for task in tasks if self.owners[task.key] == rank)
 
 
-def make_plan(rows: Iterable[ShardRow]) -> Plan:
+def make_plan(rows: Iterable[ShardRow], *, expected: Iterable[TensorMeta] | None = None) -> Plan:
     """Check the table of all ranks and assign owners. The order of the rows does not matter.
 
+    `expected` are the tensors of the checkpoint, where they are known: the tasks must make all of them and no other.
     Raises: UnsupportedMapping (SC1) when the affine boxes of a tensor do not cover each element exactly once, when
     tensors or shards are described in two ways, or when a residual task depends on a name that nobody declares.
     """
@@ -139,6 +140,8 @@ def make_plan(rows: Iterable[ShardRow]) -> Plan:
         if row.kind is ShardKind.RESIDUAL:
             depends[row.name].update(row.depends)
             outputs[row.name].update(row.outputs)
+    if expected is not None:
+        _check_table(tensors, {tensor.name: tensor for tensor in expected})
     residual = {tensor.name for made in outputs.values() for tensor in made}
     for name in sorted(residual & set(boxes)):
         raise UnsupportedMapping(name, "SC1", "it has affine and residual tasks; make all of its tasks residual")
@@ -158,6 +161,13 @@ def make_plan(rows: Iterable[ShardRow]) -> Plan:
         ),
         holders={shard.key: shard.holders for shard in shards},
     )
+
+
+def _check_table(made: Mapping[str, TensorMeta], expected: Mapping[str, TensorMeta]) -> None:
+    for name in sorted(made.keys() | expected.keys()):
+        if made.get(name) != expected.get(name):
+            detail = f"the checkpoint has {expected.get(name)}, the tasks make {made.get(name)}"
+            raise UnsupportedMapping(name, "SC1", detail)
 
 
 def _shards(table: Sequence[ShardRow]) -> list[Shard]:

@@ -8,10 +8,11 @@ Paper: Section 5; Figure A.2   Proofs: one_owner   Conditions: SC1, SC2
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from nemo_dcr.canonical import TensorMeta
 from nemo_dcr.ids import OwnerId
 from nemo_dcr.source.exchange import Exchange
 from nemo_dcr.source.geometry import Plan, ShardRow, affine_row, input_row, make_plan, residual_row
@@ -28,9 +29,12 @@ def agree_plan(
     inputs: Sequence[ResidualInput] = (),
     residual: Sequence[ResidualTask] = (),
     *,
+    expected: Iterable[TensorMeta] | None = None,
     check_bits: bool = True,
 ) -> Plan:
-    """The plan of all ranks; each calls this with everything that it holds. `check_bits` compares replicas (SC2).
+    """The plan of all ranks; each calls this with everything that it holds.
+
+    `expected` is the checkpoint's tensor table, where it is known; `check_bits` compares replicas bit by bit (SC2).
 
     Raises: UnsupportedMapping (SC1, SC2, SC6) for a fault in the table; ConditionViolated (SC2) for replicas that
     differ; EndpointLost.
@@ -42,7 +46,7 @@ def agree_plan(
         *(residual_row(rank, task) for task in residual),
     ]
     tables = exchange.gather(msgspec.msgpack.encode(rows))
-    plan = make_plan(row for table in tables for row in _ROWS.decode(table))
+    plan = make_plan((row for table in tables for row in _ROWS.decode(table)), expected=expected)
     if check_bits:
         digests = exchange.gather(msgspec.msgpack.encode(replica_digests(plan, (*affine, *inputs))))
         check_replicas({OwnerId(other): _DIGESTS.decode(data) for other, data in enumerate(digests)})

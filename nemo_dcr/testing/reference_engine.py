@@ -68,7 +68,10 @@ class FusedColumns(nn.Module):
         self.bias = _parameter(rows, dtype=dtype) if bias else None
 
     def load(self, param: nn.Parameter, loaded: Tensor, shard: str | None) -> None:
-        """Copy this rank's rows of one projection to its place in the fused parameter."""
+        """Copy this rank's rows of one projection to its place in the fused parameter.
+
+        Raises: ValueError for a projection or a shape that this parameter does not have.
+        """
         if shard is None:
             raise ValueError("a fused parameter is loaded one projection at a time")
         offset = 0
@@ -117,7 +120,10 @@ class VocabRows(nn.Module):
         self.weight = _parameter(self.rows, shape.hidden_size, dtype=shape.dtype)
 
     def load(self, param: nn.Parameter, loaded: Tensor, shard: str | None) -> None:
-        """Copy this rank's real rows and zero its pad rows."""
+        """Copy this rank's real rows and zero its pad rows.
+
+        Raises: ValueError when the checkpoint has another number of rows.
+        """
         if loaded.shape[0] != self.vocab:
             raise ValueError(f"checkpoint has {loaded.shape[0]} vocabulary rows, config.json says {self.vocab}")
         first = min(self.first, self.vocab)

@@ -163,9 +163,12 @@ class TransportSuite(ABC):
         assert self.receive(transport, 1, [0]) == self.receive(transport, 1, [0])
 
     def test_a_subscription_sees_its_owners_only(self, transport: Transport) -> None:
+        early = self.peer(transport).subscribe(AttemptId(1), [OwnerId(1)])
         self.send(transport, 1, 0, range(2))
         self.send(transport, 1, 1, range(3))
         assert {key.owner for key in self.receive(transport, 1, [1])} == {1}
+        consumer = Consumer(AttemptId(1), [OwnerId(1)]).run(early).drain(early)
+        assert {key.owner for key in consumer.seen} == set(consumer.manifests) == {1}
 
     def test_the_manifest_comes_last_and_lists_the_set_in_order(self, transport: Transport) -> None:
         publisher = self.send(transport, 1, 0, [4, 0, 3, 1, 2], close=False)
@@ -217,7 +220,7 @@ class TransportSuite(ABC):
 
     def test_a_slow_consumer_loses_nothing(self, transport: Transport) -> None:
         subscription = self.peer(transport).subscribe(AttemptId(1), [OwnerId(0)])
-        sender = threading.Thread(target=self.send, args=(transport, 1, 0, range(400)))
+        sender = threading.Thread(target=self.send, args=(transport, 1, 0, range(400)), daemon=True)
         sender.start()
         sender.join(0.2)
         consumer = Consumer(AttemptId(1), [OwnerId(0)]).run(subscription)

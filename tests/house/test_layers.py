@@ -60,7 +60,7 @@ def layer_faults(module) -> list[str]:
         if name.startswith("."):
             faults.append(f"{at}: write the absolute name")
         elif top == "nemo_dcr" and there not in LEVEL:
-            faults += [f"{at}: not a component"] if there else []
+            faults += [f"{at}: not a component"] if there.strip("_") == there != "" else []
         elif top == "nemo_dcr" and LEVEL[there] > LEVEL[here]:
             faults.append(f"{at}: level {LEVEL[here]} may not import level {LEVEL[there]}")
         elif top == "nemo_dcr" and there != here and LEVEL[there] == LEVEL[here] in SIBLINGS_APART:

@@ -463,6 +463,21 @@ def test_lc9_a_loader_that_rebinds_a_parameter_is_refused_and_undone() -> None:
     assert engine.tensors["a"].data_ptr() == place
 
 
+def test_lc9_a_loader_that_puts_a_new_object_in_place_of_a_parameter_is_refused_and_undone() -> None:
+    engine = Engine()
+    original = engine.tensors["a"]
+
+    def load(resident: Mapping[str, Tensor], weights: Weights) -> list[str]:
+        names = plain(resident, weights)
+        if "a" in names:
+            engine.model.register_buffer("a", resident["a"].clone())
+        return names
+
+    engine.model._load = load
+    assert engine.breach("a") == "LC9"
+    assert engine.model.a is original
+
+
 def test_lc9_a_tensor_that_moved_since_prewarm_fails_the_attempt() -> None:
     engine = Engine()
     table = engine.prewarm()

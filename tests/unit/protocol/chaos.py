@@ -14,6 +14,9 @@ from tests.unit.protocol.invariants import INVARIANTS, check
 ALL_FAULTS = ("kill", "restart", "owner", "baseline", "takeover", "lost", "lost_owner", "expire", "unknown", "abort")
 
 
+WINDOW = (Phase.COMMITTING, Phase.UPDATING, Phase.ENDING, Phase.OPENING)
+
+
 def fault(c: Cluster, kind: str, rng: random.Random) -> bool:
     """Inject one fault if it is possible now."""
     active = [n for n, node in enumerate(c.coordinators) if node.state.phase is not Phase.OUT]
@@ -66,6 +69,11 @@ def disturb(c: Cluster, rng: random.Random) -> None:
                 (c.finish_request if c.receivers[name].state.requests else c.request)(name)
 
 
+def in_window(c: Cluster) -> bool:
+    """Some coordinator is between its commit and the end of the transition: a short time in which much can go wrong."""
+    return any(node.state.phase in WINDOW for node in c.coordinators)
+
+
 def walk(
     seed: int,
     *,
@@ -93,13 +101,12 @@ def walk(
     c.run()
     check(c, names)
     for _ in range(steps):
-        draw = rng.random()
-        if trainings and draw < 0.1 and c.can_train():
+        if trainings and c.can_train() and rng.random() < 0.1:
             trainings -= 1
             c.train(rng.randrange(1, 1 << 9))
-        elif budget and faults and draw < 0.15:
+        elif budget and faults and rng.random() < (0.1 if in_window(c) else 0.02):
             budget -= fault(c, rng.choice(faults), rng)
-        elif draw < 0.35:
+        elif rng.random() < 0.2:
             disturb(c, rng)
         elif possible := c.progress():
             c.do(rng.choice(possible))

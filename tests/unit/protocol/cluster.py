@@ -32,7 +32,7 @@ from nemo_dcr.protocol import owner_state as os_
 from nemo_dcr.protocol.digests import manifest_digest
 from nemo_dcr.protocol.tags import TrackerKind, TrackerTag
 from nemo_dcr.protocol.transition_state import CoordinatorConfig, CoordinatorState, Phase
-from nemo_dcr.record import AttemptEntry, AttemptMode, CommitRequest, Committed
+from nemo_dcr.record import AttemptEntry, AttemptMode, CommitRequest, Committed, Record
 from nemo_dcr.trace import Emit
 
 Words = dict[str, int]
@@ -76,7 +76,7 @@ class Owner:
     started: os_.StartStream | None = None
     stopping: AttemptId | None = None
     copying: list[str] | None = None
-    copy_version: Version = Version(0)
+    copy_version: Version | None = None
 
 
 @dataclass
@@ -128,9 +128,7 @@ class Cluster:
                 self.start_receiver(receiver_id(InstanceId(f"e{i}"), rank))
         for o in self.groups:
             words = {item: self.candidates[""][item] for item in self.items[o]}
-            state, _ = owner.start(
-                o, self._incarnation(), tracker=TrackerTag(TrackerKind.AT), resident=CandidateId("")
-            )
+            state, _ = owner.start(o, self._incarnation(), tracker=TrackerTag(TrackerKind.AT), resident=CandidateId(""))
             self.owners[o] = Owner(state, dict(words), dict(words))
         config = CoordinatorConfig(refit=self.refit, owners=tuple(self.owners), bootstrap_instances=instances)
         self.coordinators = [Coordinator(transition.start(config)) for _ in range(2)]
@@ -162,13 +160,17 @@ class Cluster:
 
     def _forget(self, endpoint_name: Any) -> None:
         """Calls that a dead process took in are never answered."""
-        dead = [i for i, (_, call) in self.asked.items() if getattr(call, "receiver", getattr(call, "owner", None)) == endpoint_name]
+        dead = [
+            i
+            for i, (_, call) in self.asked.items()
+            if getattr(call, "receiver", getattr(call, "owner", None)) == endpoint_name
+        ]
         for i in dead:
             del self.asked[i]
 
     def lose_baseline(self, o: OwnerId) -> None:
         """The tracker's memory is lost; the process lives on."""
-        self.owners[o].baseline = {item: 0xBAD for item in self.items[o]}
+        self.owners[o].baseline = dict.fromkeys(self.items[o], 2989)
         self.owners[o].copying = None
         self._own(o, os_.BaselineLost("bad memory"))
 
@@ -183,7 +185,7 @@ class Cluster:
             candidate=old.state.candidate,
             resident=old.state.resident,
         )
-        self.owners[o] = Owner(state, {item: 0xBAD for item in self.items[o]}, old.weights)
+        self.owners[o] = Owner(state, dict.fromkeys(self.items[o], 2989), old.weights)
         self._note(effects)
 
     def become(self, c: int) -> None:
@@ -210,13 +212,18 @@ class Cluster:
         return {item: word for o in self.owners.values() for item, word in o.weights.items()}
 
     def can_train(self) -> bool:
-        idle = all(o.state.candidate == "" and o.state.tracker.kind is not TrackerKind.UPDATING for o in self.owners.values())
+        idle = all(
+            o.state.candidate == "" and o.state.tracker.kind is not TrackerKind.UPDATING for o in self.owners.values()
+        )
         return idle and bool(self.versions) and all(o.copying is None for o in self.owners.values())
 
     def words_of(self, version: int) -> Words:
         return self.versions[version]
 
-    def record(self):
+    def payloads_of(self, attempt: int) -> list[PayloadKey]:
+        return [key for key in self.payloads if key.attempt == attempt]
+
+    def record(self) -> Record | None:
         return self.control.history()[-1] if self.control.history() else None
 
     def entry(self, attempt: AttemptId) -> AttemptEntry:
@@ -232,7 +239,11 @@ class Cluster:
                 continue
             away = [name for name, r in self.receivers.items() if not r.up]
             for call in node.calls:
-                if getattr(call, "receiver", None) not in away and (c, call) not in self.net and not self._replied(c, call):
+                if (
+                    getattr(call, "receiver", None) not in away
+                    and (c, call) not in self.net
+                    and not self._replied(c, call)
+                ):
                     steps.append(("send", c, call))
             steps += [("lost", c, name) for name in away if self._misses(node, name)]
             if node.survey is not None:
@@ -245,7 +256,9 @@ class Cluster:
                 steps.append(("wait", c))
             if node.state.phase not in (Phase.OUT, Phase.READY, Phase.SURVEYING):
                 for name, receiver in self.receivers.items():
-                    if receiver.up and self._fresh(node, name, receiver.state.member.incarnation, receiver.state.revision):
+                    if receiver.up and self._fresh(
+                        node, name, receiver.state.member.incarnation, receiver.state.revision
+                    ):
                         steps.append(("poll", c, name))
                 for o, own in self.owners.items():
                     if own.up and self._fresh(node, f"owner {o}", own.state.incarnation, own.state.revision):
@@ -260,9 +273,9 @@ class Cluster:
                 continue
             state = r.state
             for key in self.payloads:
-                if key.attempt == state.attempt and not state.stopped and not state.acked:
-                    if key.payload not in state.seen.get(key.owner, {}):
-                        steps.append(("payload", name, key))
+                running = key.attempt == state.attempt and not state.stopped and not state.acked
+                if running and key.payload not in state.seen.get(key.owner, {}):
+                    steps.append(("payload", name, key))
             for attempt, o in self.manifests:
                 if attempt == state.attempt and not state.stopped and o not in state.manifests and not state.acked:
                     steps.append(("manifest", name, (attempt, o)))
@@ -308,7 +321,9 @@ class Cluster:
         if self.coordinators[c].state.record != record:
             return True
         frozen = any(o.state.candidate for o in self.owners.values())
-        lost = any(o.state.tracker.kind is TrackerKind.LOST and o.state.resident is not None for o in self.owners.values())
+        lost = any(
+            o.state.tracker.kind is TrackerKind.LOST and o.state.resident is not None for o in self.owners.values()
+        )
         away = any(not r.state.gate_open for r in self.receivers.values() if r.up)
         if record is None or all(not r.up for r in self.receivers.values()):
             return False

@@ -9,8 +9,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.distributed.tensor import Partial, Replicate, Shard
+from torch import distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import _StridedShard
+from torch.multiprocessing.spawn import spawn
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from nemo_dcr.canonical import TensorMeta
 from nemo_dcr.errors import UnsupportedMapping
@@ -46,6 +52,31 @@ def test_fsdp_cuts_the_rows_that_tensor_parallelism_left(shape: tuple[int, int],
         assert box.take(numbered.reshape(-1)).tolist() == expected.reshape(-1).tolist()
         boxes.append(box)
     check_cover(TensorMeta("w", shape, "BF16"), boxes)
+
+
+def fsdp_over_tensor_parallel(_: int) -> None:
+    """Rank 1 of a 2 x 2 mesh, built by torch itself over a process group that sends nothing."""
+    dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=4)
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    numbered = torch.arange(35, dtype=torch.float32)
+    placements = {"column": Shard(0), "row": Shard(1), "whole": Replicate()}
+    module = nn.Module()
+    for name, placement in placements.items():
+        value = distribute_tensor(numbered.reshape(7, 5), mesh["tp"], [placement], src_data_rank=None)
+        module.register_parameter(name, nn.Parameter(value))
+    fully_shard(module, mesh=mesh["dp"])
+    sizes = []
+    for task in dtensor_tasks([(TensorMeta(n, (7, 5), "F32"), p) for n, p in module.named_parameters()]):
+        expected = task.map.take(numbered.view(torch.int32).numpy().view("<u4"))
+        assert task.words().tolist() == expected.tolist()
+        sizes.append(task.map.extent)
+    assert sizes == [(2, 5), (4, 2), (4, 5)]
+    dist.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_boxes_hold_the_values_that_torch_puts_there() -> None:
+    spawn(fsdp_over_tensor_parallel)
 
 
 @st.composite

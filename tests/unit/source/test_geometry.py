@@ -98,6 +98,16 @@ def test_a_table_that_contradicts_itself_is_refused() -> None:
             make_plan(rows)
 
 
+def test_the_tasks_make_the_tensors_of_the_checkpoint_and_no_other() -> None:
+    """A buffer that no rank declares would never reach a receiver."""
+    rows = [row(0, LEFT), row(1, RIGHT)]
+    buffer = TensorMeta("buffer", (3,), "F32")
+    assert make_plan(rows, expected=[TENSOR]).tensors == (TENSOR,)
+    for expected in ([TENSOR, buffer], [], [TensorMeta("w", (4, 6), "BF16")]):
+        with pytest.raises(UnsupportedMapping, match="the checkpoint has"):
+            make_plan(rows, expected=expected)
+
+
 def test_flags_reach_outputs_over_other_tasks() -> None:
     """A changed amax feeds the scale, the scale feeds two outputs."""
     a, b, c = (TensorMeta(name, (1,), "BF16") for name in "abc")

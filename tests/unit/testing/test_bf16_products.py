@@ -27,7 +27,7 @@ def test_result_and_gradients_are_the_fp32_ones_rounded_once():
     wide_x, wide_w = x.detach().float().requires_grad_(), linear.weight.detach().float().requires_grad_()
     wide = functional.linear(wide_x, wide_w)
     wide.backward(grad.float())
-    for found, expected in ((out, wide), (x.grad, wide_x.grad), (linear.weight.grad, wide_w.grad)):
+    for found, expected in ((out.detach(), wide.detach()), (x.grad, wide_x.grad), (linear.weight.grad, wide_w.grad)):
         assert found.dtype is torch.bfloat16
         assert found.shape == expected.shape
         # The order of the FP32 sums may differ, so a result may round to the neighbouring BF16 value.

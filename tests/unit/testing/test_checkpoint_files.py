@@ -127,7 +127,7 @@ def test_index_without_a_weight_map_is_refused(tmp_path):
 def test_directory_without_a_checkpoint_is_refused(tmp_path):
     with pytest.raises(InvalidConfig, match=SINGLE_FILE):
         tensor_table(tmp_path)
-    with pytest.raises(InvalidConfig, match="config.json is missing"):
+    with pytest.raises(InvalidConfig, match="is missing; give a Hugging Face"):
         read_config(tmp_path)
 
 
@@ -173,3 +173,18 @@ def test_failed_conversion_leaves_nothing_behind(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="disk full"):
         smollm2_checkpoint(tmp_path / "model")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_checkpoint_that_another_process_finished_meanwhile_is_used(tmp_path, monkeypatch):
+    def write_and_lose_the_race(source, target):
+        save(target, {"x": torch.zeros(1)})
+        (target / "config.json").write_text("{}")
+        winner = tmp_path / "model"
+        winner.mkdir()
+        save(winner, {"x": torch.zeros(1)})
+        (winner / "config.json").write_text('{"first": true}')
+
+    monkeypatch.setattr(checkpoint, "_write_smollm2", write_and_lose_the_race)
+    monkeypatch.setattr(checkpoint, "_gguf_directory", lambda: tmp_path)
+    assert read_config(smollm2_checkpoint(tmp_path / "model")) == {"first": True}
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]

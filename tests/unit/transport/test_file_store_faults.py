@@ -192,7 +192,7 @@ def test_stop_ends_a_publish_between_two_blocks(store: FileObjectStore, tmp_path
         except AttemptStopped as error:
             raised.append(error)
 
-    writer = threading.Thread(target=write)
+    writer = threading.Thread(target=write, daemon=True)
     writer.start()
     publisher.stop()
     visible = sorted(path.name for path in tmp_path.rglob("payload-*"))

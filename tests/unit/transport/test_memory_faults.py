@@ -146,7 +146,7 @@ def test_harmful_faults_end_with_the_attempt_that_the_plan_names() -> None:
 def test_a_publisher_waits_for_a_consumer_that_is_a_window_behind() -> None:
     transport = MemoryTransport(window=2)
     subscription = transport.subscribe(AttemptId(1), [OwnerId(0)])
-    sender = threading.Thread(target=sent, args=(transport, 1, 5))
+    sender = threading.Thread(target=sent, args=(transport, 1, 5), daemon=True)
     sender.start()
     sender.join(0.2)
     assert sender.is_alive()
@@ -171,7 +171,7 @@ def test_a_blocked_publish_ends_with_its_attempt_or_its_consumer(end: str) -> No
         except AttemptStopped as error:
             raised.append(type(error))
 
-    sender = threading.Thread(target=block)
+    sender = threading.Thread(target=block, daemon=True)
     sender.start()
     sender.join(0.1)
     assert sender.is_alive()

@@ -1,0 +1,179 @@
+"""The main job through the console script, on a small synthetic model: real processes, a real kill, a real restart."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from nemo_dcr.cli.report import DemoReport
+from nemo_dcr.runtime.trace_file import read_trace
+from nemo_dcr.testing.synthetic import synthetic_checkpoint
+from nemo_dcr.trace import Action
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+COMMAND = [str(Path(sys.executable).parent / "nemo-dcr"), "demo"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return synthetic_checkpoint(
+        tmp_path_factory.mktemp("model"),
+        num_hidden_layers=8,
+        hidden_size=48,
+        intermediate_size=96,
+        num_attention_heads=6,
+        num_key_value_heads=3,
+        head_dim=8,
+    )
+
+
+@pytest.fixture(scope="module")
+def run(model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict, str]:
+    directory = tmp_path_factory.mktemp("demo") / "run"
+    report = directory.parent / "report.json"
+    done = subprocess.run(
+        [*COMMAND, "--model", str(model), "--run-dir", str(directory), "--json", str(report), "--quiet"],
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return directory / "run", json.loads(report.read_text()), done.stdout
+
+
+def test_four_transitions_end_without_a_mismatched_bit(run: tuple[Path, dict, str]) -> None:
+    _, report, table = run
+    assert report["ok"] is True
+    assert [row["version"] for row in report["transitions"]] == [1, 2, 3, 4]
+    assert all(row["mismatched_bits"] == 0 for row in report["transitions"])
+    assert all(0 < row["changed_elements"] < row["total_elements"] for row in report["transitions"])
+    assert all(row["payload_bytes"] < row["checkpoint_bytes"] for row in report["transitions"])
+    assert all(row["payloads"] >= 30 for row in report["transitions"])
+    assert "mismatched bits" in table
+    assert {"refit", "construct", "encode", "publish", "apply", "check"} <= set(report["transitions"][0]["seconds"])
+
+
+def test_one_transition_runs_with_the_asynchronous_gate(run: tuple[Path, dict, str]) -> None:
+    assert [row["gate"] for row in run[1]["transitions"]].count("async") == 1
+
+
+def test_the_kill_fails_the_xor_attempt_and_an_overwrite_retry_commits(run: tuple[Path, dict, str]) -> None:
+    rows = run[1]["transitions"]
+    assert [[attempt["mode"] for attempt in row["attempts"]] for row in rows] == [
+        ["xor"], ["xor"], ["xor", "overwrite"], ["xor"],
+    ]  # fmt: skip
+    failed, retried = rows[2]["attempts"]
+    assert (failed["outcome"], retried["outcome"]) == ("failed", "committed")
+    assert "solo/0 is lost" in failed["reason"]
+    assert (rows[2]["xor_items"], rows[2]["overwrite_items"] > 0) == (0, True)
+    assert rows[0]["overwrite_items"] == 0
+
+
+def test_survivors_held_mixed_storage_and_the_victim_was_between_first_and_last_item(
+    run: tuple[Path, dict, str],
+) -> None:
+    directory, report, _ = run
+    kill = report["transitions"][2]["kill"]
+    assert all(count > 0 for count in kill["applied_items"].values())
+    assert all(old > 0 and new > 0 for old, new in kill["mixed_bits"].values())
+    assert len(kill["mixed_bits"]) == 3
+    first_life = min((directory / "traces").glob("solo-0-*.ndjson"))
+    events = [event for event in read_trace(first_life) if event.attempt == kill["attempt"]]
+    assert sum(event.action == Action.APPLY_ITEM for event in events) >= kill["applied_items"]["solo/0"]
+    assert not any(event.action == Action.FLUSH for event in events)
+
+
+def test_the_killed_instance_is_restored_densely_and_required_again(run: tuple[Path, dict, str]) -> None:
+    directory, report, _ = run
+    rows = report["transitions"]
+    assert rows[2]["restored"] == ["solo/0"]
+    assert [row["receivers"] for row in rows] == [4, 4, 3, 4]
+    second_life = max((directory / "traces").glob("solo-0-*.ndjson"))
+    events = read_trace(second_life)
+    restored = next(event for event in events if event.action == Action.FINISH_RESTORE)
+    applied = [e for e in events if e.action == Action.APPLY_ITEM and e.attempt == restored.attempt]
+    assert len(applied) > 0
+
+
+def test_no_request_runs_while_storage_is_being_written(run: tuple[Path, dict, str]) -> None:
+    directory, _, _ = run
+    served = 0
+    for path in (directory / "traces").glob("solo-0-*.ndjson"):
+        running: set[object] = set()
+        writing = False
+        for event in read_trace(path):
+            match event.action:
+                case Action.ADMIT_REQUEST:
+                    assert not writing
+                    running.add(event.args["request"])
+                    served += 1
+                case Action.FINISH_REQUEST:
+                    running.discard(event.args["request"])
+                case Action.APPLY_ITEM:
+                    assert not running
+                    writing = True
+                case Action.OPEN_GATE:
+                    writing = False
+    assert served > 0
+
+
+def test_every_process_left_a_gapless_trace_and_the_control_plane_too(run: tuple[Path, dict, str]) -> None:
+    directory, report, _ = run
+    names = {path.name.split("-1")[0].removesuffix(".ndjson") for path in (directory / "traces").glob("*.ndjson")}
+    assert {"owner-0", "owner-1", "solo-0", "tp3-0", "tp3-2", "coordinator", "control"} <= names
+    control = read_trace(directory / "traces" / "control.ndjson")
+    assert sum(event.action == Action.COMMIT for event in control) == len(report["transitions"])
+    assert sum(event.action == Action.BOOTSTRAP for event in control) == 1
+
+
+def test_the_report_file_is_the_documented_schema(run: tuple[Path, dict, str]) -> None:
+    import msgspec
+
+    report = msgspec.convert(run[1], DemoReport)
+    assert len(report.transitions) == 4
+
+
+def test_bad_usage_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [*COMMAND, "--model", str(tmp_path)], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 2
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert str(tmp_path) in done.stderr
+
+
+def test_an_interrupted_demo_leaves_no_process_behind(model: Path, tmp_path: Path) -> None:
+    demo = subprocess.Popen(
+        [*COMMAND, "--model", str(model), "--run-dir", str(tmp_path / "run"), "--quiet"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    addresses = tmp_path / "run" / "run" / "addresses"
+    deadline = time.monotonic() + 120
+    while len(list(addresses.glob("*.json"))) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    pids = [json.loads(path.read_text())["pid"] for path in addresses.glob("*.json")]
+    assert pids
+    demo.send_signal(signal.SIGKILL)
+    demo.wait(30)
+    for pid in pids:
+        while _runs(pid) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not _runs(pid)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
