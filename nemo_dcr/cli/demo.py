@@ -135,7 +135,7 @@ class Demo:
             ),
             fleet.endpoints,
             self._control,
-            FileObjectStore(self.job.store),
+            FileObjectStore(self.job.store, run=self.job.name),
             classes={name: path.value for name, path in classes.items()},
             tracer=FileTracer(self.job.traces / "coordinator.ndjson", "coordinator", incarnation, self._clock),
             clock=self._clock,

@@ -51,7 +51,7 @@ def main(job: DemoJob, instance: InstanceId, rank: int) -> None:
         member=member,
         ranks=ranks,
         model=engine,
-        transport=FileObjectStore(job.store),
+        transport=FileObjectStore(job.store, run=job.name),
         tracer=FileTracer(job.traces / f"{name}-{incarnation}.ndjson", member.receiver, incarnation, clock),
         refit=RefitConfig(post_apply_check=True),
         loaded_digest=digest.value,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,8 @@ class DemoJob:
     """Engine instances and their tensor-parallel degrees."""
     chunk_target_bytes: int
     bucket_target_bytes: int
+    name: str
+    """Marks the payload store, so that two runs never share one."""
     learning_rate: float = 1e-6
     seed: int = 0
 
@@ -88,6 +91,7 @@ def plan_job(run: Path, model: Path) -> DemoJob:
     return DemoJob(
         run=str(run),
         model=str(model),
+        name=secrets.token_hex(8),
         owners=OWNERS,
         instances={"solo": 1, f"tp{degree}": degree},
         chunk_target_bytes=target,

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -39,7 +38,8 @@ from nemo_dcr.runtime.serve import OwnerService
 from nemo_dcr.runtime.trace_file import FileTracer
 from nemo_dcr.source.delta import DeltaOwner
 from nemo_dcr.source.dtensor import dtensor_tasks
-from nemo_dcr.source.geometry import ShardRow, affine_row, make_plan
+from nemo_dcr.source.exchange import Exchange, GroupExchange
+from nemo_dcr.source.setup import agree_plan
 from nemo_dcr.source.tasks import AffineTask
 from nemo_dcr.testing.checkpoint import read_checkpoint, tensor_table
 from nemo_dcr.testing.trainer import Fsdp2Trainer
@@ -111,18 +111,15 @@ class DemoTrainer:
         return Trained(loss, self.node.freeze(CandidateId(call.candidate)))
 
 
-def owned_tasks(trainer: Fsdp2Trainer, rank: int, world: int) -> tuple[AffineTask, ...]:
+def owned_tasks(trainer: Fsdp2Trainer, exchange: Exchange) -> tuple[AffineTask, ...]:
     """The affine tasks that this rank owns: geometry is exchanged once, weights never are.
 
     Raises: UnsupportedMapping when shards do not cover the canonical tensors exactly once.
     """
     metas = {meta.name: meta for meta in tensor_table(trainer.checkpoint_dir)}
     tasks = dtensor_tasks((metas[name], parameter) for name, parameter in trainer.local_shards())
-    mine = msgspec.msgpack.encode([affine_row(OwnerId(rank), task) for task in tasks])
-    everyone: list[bytes] = [b""] * world
-    dist.all_gather_object(everyone, mine)
-    table = [row for each in everyone for row in msgspec.msgpack.decode(each, type=list[ShardRow])]
-    return make_plan(table).owned_affine(OwnerId(rank), tasks)
+    plan = agree_plan(exchange, tasks, expected=metas.values())
+    return plan.owned_affine(OwnerId(exchange.rank), tasks)
 
 
 def prove_baseline(delta: DeltaOwner, tensors: Iterable[tuple[TensorMeta, Tensor]]) -> bytes:
@@ -145,18 +142,17 @@ def prove_baseline(delta: DeltaOwner, tensors: Iterable[tuple[TensorMeta, Tensor
 
 def main(job: DemoJob, rank: int) -> None:
     """Run until the driver says stop."""
-    dist.init_process_group(
-        "gloo", init_method=f"file://{job.directory / 'rendezvous'}", rank=rank, world_size=job.owners
-    )
+    store = dist.FileStore(str(job.directory / "rendezvous"), job.owners)
+    dist.init_process_group("gloo", store=dist.PrefixStore("group", store), rank=rank, world_size=job.owners)
     model = Path(job.model)
     trainer = DemoTrainer(Fsdp2Trainer(model, rank, job.owners, lr=job.learning_rate, seed=job.seed))
     codec = CodecConfig(chunk_target_bytes=job.chunk_target_bytes, bucket_target_bytes=job.bucket_target_bytes)
-    delta = DeltaOwner(OwnerId(rank), owned_tasks(trainer.trainer, rank, job.owners), config=codec)
+    delta = DeltaOwner(OwnerId(rank), owned_tasks(trainer.trainer, GroupExchange(store)), config=codec)
     delta.capture(Version(0))
     digest = prove_baseline(delta, read_checkpoint(model))
     name = f"owner-{rank}"
     clock, incarnation = LamportClock(), new_incarnation(job.addresses, name)
-    transport = StallingTransport(FileObjectStore(job.store))
+    transport = StallingTransport(FileObjectStore(job.store, run=job.name))
     node = OwnerNode(
         delta=delta,
         incarnation=incarnation,

@@ -152,11 +152,10 @@ def _is_reached(state: CoordinatorState, owner: OwnerId) -> bool:
 
 def _see_owner(state: CoordinatorState, owner: OwnerId) -> CoordinatorStep:
     """An owner that accepted the call, is not there and does not copy any more lost its baseline again: start over."""
-    copies = state.phase in (Phase.UPDATING, Phase.REBUILDING)
     report = state.owners.get(owner)
-    if copies and owner in state.answered and report is not None and not report.filling:
-        if not _is_reached(state, owner):
-            return look_again(state, delayed=True)
+    copied = state.phase in (Phase.UPDATING, Phase.REBUILDING) and owner in state.answered
+    if copied and report is not None and not report.filling and not _is_reached(state, owner):
+        return look_again(state, delayed=True)
     return _next_if_over(state)
 
 
