@@ -118,8 +118,10 @@ def table(report: DemoReport) -> str:
 
 
 def _story(row: TransitionRow) -> list[str]:
-    """What happened besides: failures, a kill, mixed storage."""
-    lines = [
+    """What else there is to tell: seconds by stage, failures, a kill, mixed storage."""
+    stages = ", ".join(f"{stage} {seconds:.3f}" for stage, seconds in row.seconds.items())
+    lines = [f"version {row.version}: seconds on the slowest node: {stages}"]
+    lines += [
         f"version {row.version}: attempt {attempt.id} ({attempt.mode}) failed: {attempt.reason}"
         for attempt in row.attempts
         if attempt.outcome == "failed"

@@ -142,8 +142,10 @@ def prove_baseline(delta: DeltaOwner, tensors: Iterable[tuple[TensorMeta, Tensor
 
 def main(job: DemoJob, rank: int) -> None:
     """Run until the driver says stop."""
-    store = dist.FileStore(str(job.directory / "rendezvous"), job.owners)
-    dist.init_process_group("gloo", store=dist.PrefixStore("group", store), rank=rank, world_size=job.owners)
+    # torch re-exports its stores without saying so to type checkers.
+    store = dist.FileStore(str(job.directory / "rendezvous"), job.owners)  # type: ignore[attr-defined]
+    group = dist.PrefixStore("group", store)  # type: ignore[attr-defined]
+    dist.init_process_group("gloo", store=group, rank=rank, world_size=job.owners)
     model = Path(job.model)
     trainer = DemoTrainer(Fsdp2Trainer(model, rank, job.owners, lr=job.learning_rate, seed=job.seed))
     codec = CodecConfig(chunk_target_bytes=job.chunk_target_bytes, bucket_target_bytes=job.bucket_target_bytes)

@@ -159,12 +159,13 @@ class ResidualConverter:
         Raises: ConditionViolated (SC3) when a tracker cannot become `version`, or this rank has completed no stream of
         the candidate; capture then rebuilds the baseline.
         """
+        done = self._outputs.tag in (None, committed(version))
+        if self._pending is None and not done:
+            raise ConditionViolated("SC3", "residual baseline", "no complete stream of this candidate; capture instead")
         for watched in self._inputs:
             self._trackers.update(watched.key, watched.words(), version)
-        if self._outputs.tag in (None, committed(version)):
+        if self._pending is None or done:
             return
-        if self._pending is None:
-            raise ConditionViolated("SC3", "residual baseline", "no complete stream of this candidate; capture instead")
         for tensor in self._tensors:
             nothing = np.empty(0, dtype=np.int64), np.empty(0, dtype=unsigned(tensor.dtype))
             indices, values = self._pending.get(tensor.name, nothing)

@@ -66,7 +66,8 @@ def shapes(*, min_dims: int = 0, max_dims: int = 3, max_side: int = 6) -> st.Sea
     return st.lists(side, min_size=min_dims, max_size=max_dims).map(tuple)
 
 
-def _rules(meta: TensorMeta) -> st.SearchStrategy[toy.Rule]:
+def rules_for(meta: TensorMeta) -> st.SearchStrategy[toy.Rule]:
+    """Any rule that can place a tensor of this dtype and shape."""
     choices: list[st.SearchStrategy[toy.Rule]] = [
         st.builds(toy.Slice, axis=st.integers(0, 2), by_item=st.booleans()),
         st.just(toy.Replicate()),
@@ -120,15 +121,18 @@ class ToyCase:
         return made
 
 
+ToyTable = tuple[tuple[TensorMeta, ...], dict[str, toy.Rule]]
+
+
 @st.composite
-def toy_cases(draw: st.DrawFn, max_tensors: int = 3) -> ToyCase:
+def toy_tables(draw: st.DrawFn, max_tensors: int = 3) -> ToyTable:
     """A random table under random rules; sometimes a fused group of two or three tensors of one row shape."""
     tensors: list[TensorMeta] = []
     rules: dict[str, toy.Rule] = {}
     for number in range(draw(st.integers(1, max_tensors))):
         meta = TensorMeta(f"t{number}.w", draw(shapes()), draw(st.sampled_from(ANY_DTYPE)))
         tensors.append(meta)
-        rules[meta.name] = draw(_rules(meta))
+        rules[meta.name] = draw(rules_for(meta))
     if draw(st.booleans()):
         dtype, columns = draw(st.sampled_from(ANY_DTYPE)), draw(st.integers(1, 5))
         rows = draw(st.lists(st.integers(1, 3), min_size=2, max_size=3))
@@ -138,9 +142,16 @@ def toy_cases(draw: st.DrawFn, max_tensors: int = 3) -> ToyCase:
             tensors.append(meta)
             rules[meta.name] = toy.Fuse("fused", first, sum(rows))
             first += count
+    return tuple(tensors), rules
+
+
+@st.composite
+def toy_cases(draw: st.DrawFn, max_tensors: int = 3) -> ToyCase:
+    """A random table under random rules, and the words of two versions."""
+    tensors, rules = draw(toy_tables(max_tensors))
     old = {meta.name: draw(words(meta.dtype, meta.numel)) for meta in tensors}
     new = {meta.name: draw(changes(meta, old[meta.name])) for meta in tensors}
-    return ToyCase(tuple(tensors), rules, draw(st.integers(1, 3)), old, new)
+    return ToyCase(tensors, rules, draw(st.integers(1, 3)), old, new)
 
 
 @st.composite

@@ -1,4 +1,4 @@
-"""Algorithm B.2, sentence by sentence: retries, joint commit, membership and failover over real machines and real words.
+"""Algorithm B.2, sentence by sentence: retries, joint commit, membership and failover, over real machines and words.
 
 Each test paraphrases the sentence it checks (Section 6.3 and Appendix B).
 """
@@ -160,8 +160,8 @@ def test_new_coordinator_reads_the_record_before_it_decides_whether_to_retry(com
 
 
 def test_replaced_coordinator_gets_a_conflict_for_any_later_prepare_or_commit():
-    """Appendix B: the control plane accepts prepare only from the active coordinator and raises a conflict for any later
-    prepare or commit of a replaced one."""
+    """Appendix B: the control plane accepts prepare only from the active coordinator and raises a conflict for any
+    later prepare or commit of a replaced one."""
     cluster = at_version_0()
     cluster.train(7)
     until(cluster, Phase.COMMITTING)
@@ -201,7 +201,7 @@ def test_commit_carries_a_deadline_that_the_control_plane_enforces():
 
 
 def test_failure_that_retries_can_not_repair_is_handed_to_an_operator():
-    """Appendix B: if retries cannot repair a failure, operator intervention is required. The committed version is kept."""
+    """Appendix B: if retries cannot repair a failure, an operator is needed. The committed version is kept."""
     cluster = at_version_0()
     cluster.train(7)
     while not cluster.control._dead:

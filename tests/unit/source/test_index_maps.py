@@ -73,6 +73,12 @@ def test_row_shard_formula_of_the_paper() -> None:
     assert shard.contiguous
 
 
+def test_a_single_column_steps_over_the_others() -> None:
+    column = BoxMap.box(TensorMeta("w", (5, 4), "BF16"), (0, 1), (5, 1))
+    assert column.all_destinations().tolist() == [1, 5, 9, 13, 17]
+    assert (column.monotone, column.contiguous) == (True, False)
+
+
 def test_scalars_and_empty_tensors_have_maps() -> None:
     scalar = BoxMap.whole(TensorMeta("s", (), "F32"))
     assert (scalar.domain, scalar.all_destinations().tolist(), scalar.contiguous) == (1, [0], True)

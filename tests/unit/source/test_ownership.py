@@ -72,8 +72,9 @@ def test_no_owner_exceeds_the_least_loaded_rule(table: list[Shard]) -> None:
 
 
 def test_shards_without_replicas_count_as_load_before_the_others_choose() -> None:
-    alone = Shard("alone", 100, (OwnerId(0),))
-    shared = [Shard(f"shared {n}", 10, (OwnerId(0), OwnerId(1))) for n in range(8)]
+    names = sorted((f"shard {n}" for n in range(9)), key=stable_hash)
+    alone = Shard(names.pop(), 100, (OwnerId(0),))
+    shared = [Shard(name, 10, (OwnerId(0), OwnerId(1))) for name in names]
     owners = assign_owners([*shared, alone])
     assert {owners[shard.key] for shard in shared} == {1}
 

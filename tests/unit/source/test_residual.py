@@ -131,6 +131,21 @@ def test_updates_follow_complete_streams_and_repeat_without_harm() -> None:
     owner.update_baseline(V2)
 
 
+def test_an_update_never_takes_the_changes_of_an_earlier_candidate() -> None:
+    """The stream of a second candidate was cut off, so this rank does not know that candidate's residual changes."""
+    x = np.array([0x3F800000] * 12, dtype="<u4")
+    owner = scale_owner(x, np.array([1.0], dtype="<f4").view("<u4").copy())
+    x[3] = 0x40000000
+    assert len(items_of(owner, 1)) == 1
+    x[4] = 0x40000000
+    chunks = owner.chunks(AttemptMode.OVERWRITE, {}, attempt=AttemptId(2))
+    next(chunks)
+    chunks.close()
+    with pytest.raises(ConditionViolated, match="no complete stream"):
+        owner.update_baseline(V1)
+    assert owner.tag == committed(V0)
+
+
 def test_restore_sends_the_residual_baseline_and_dense_the_candidate() -> None:
     x = np.array([0x3F800000] * 12, dtype="<u4")
     scale = np.array([1.0], dtype="<f4").view("<u4").copy()
