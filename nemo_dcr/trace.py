@@ -12,13 +12,15 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from nemo_dcr.ids import NO_ATTEMPT, AttemptId, Incarnation
 
 TRACE_VERSION = 1
 
 Scalar = str | int | bool | None
+
+E = TypeVar("E")
 
 
 class Action(StrEnum):
@@ -83,6 +85,14 @@ class Emit:
     attempt: AttemptId = NO_ATTEMPT
     args: Mapping[str, Scalar] = field(default_factory=dict)
     post: Mapping[str, Scalar] = field(default_factory=dict)
+
+
+def emits_first(effects: tuple[E, ...]) -> tuple[E, ...]:
+    """The same effects with every `Emit` in front, otherwise in order.
+
+    A reply then carries a later clock than the line that explains it, so clocks order the trace causally.
+    """
+    return tuple(sorted(effects, key=lambda effect: not isinstance(effect, Emit)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,7 @@ from nemo_dcr.protocol.messages import (
 )
 from nemo_dcr.protocol.tags import Tag, TagKind
 from nemo_dcr.record import AttemptMode
-from nemo_dcr.trace import Action
+from nemo_dcr.trace import Action, emits_first
 
 
 def start(member: Member, *, ranks: int, loaded_digest: bytes = b"") -> Step:
@@ -64,7 +64,11 @@ def start(member: Member, *, ranks: int, loaded_digest: bytes = b"") -> Step:
 
 def step(state: EndpointState, event: EndpointEvent) -> Step:
     """Take one event. Every event is legal in every state."""
-    state = replace(state, revision=state.revision + 1)
+    state, effects = _take(replace(state, revision=state.revision + 1), event)
+    return state, emits_first(effects)
+
+
+def _take(state: EndpointState, event: EndpointEvent) -> Step:
     match event:
         case Called(call_id, call):
             return _called(state, call_id, call)

@@ -83,8 +83,12 @@ def may_apply(state: EndpointState, attempt: AttemptId, keys: tuple[PayloadKey, 
 
 
 def dirty_tag(tag: Tag, call: PrepareReceiver) -> Tag:
-    """The tag before the first write (D25). Storage of unknown content never becomes `dirty` (D13)."""
-    if call.mode is AttemptMode.RESTORE:
+    """The tag before the first write (D25). Storage of unknown content never becomes `dirty` (D13).
+
+    Dense attempts and restores write elements outside the changed set too. Cut off inside a composed copy, such an
+    element holds neither version, which an overwrite of the changed set would not repair.
+    """
+    if call.mode in (AttemptMode.DENSE, AttemptMode.RESTORE):
         return Tag()
     if tag == Tag(TagKind.CLEAN, call.version) or alignment.is_mixture(tag, call.version, call.candidate):
         return Tag(TagKind.DIRTY, call.version, call.candidate)

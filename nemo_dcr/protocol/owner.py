@@ -60,7 +60,7 @@ from nemo_dcr.protocol.owner_state import (
 )
 from nemo_dcr.protocol.tags import TrackerKind, TrackerTag
 from nemo_dcr.record import AttemptMode
-from nemo_dcr.trace import Action, Emit, Scalar
+from nemo_dcr.trace import Action, Emit, Scalar, emits_first
 
 OwnerStep = tuple[OwnerState, tuple[OwnerEffect, ...]]
 
@@ -83,7 +83,11 @@ def start(
 
 def step(state: OwnerState, event: OwnerEvent) -> OwnerStep:
     """Take one event. Every event is legal in every state."""
-    state = replace(state, revision=state.revision + 1)
+    state, effects = _take(replace(state, revision=state.revision + 1), event)
+    return state, emits_first(effects)
+
+
+def _take(state: OwnerState, event: OwnerEvent) -> OwnerStep:
     match event:
         case OwnerCalled(call_id, call):
             return _called(state, call_id, call)

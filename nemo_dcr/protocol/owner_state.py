@@ -131,7 +131,7 @@ class BaselineFilled:
 
 @dataclass(frozen=True, slots=True)
 class BaselineLost:
-    """The baseline can not be trusted: a copy broke off for good, or memory was lost."""
+    """The baseline can not be trusted: a copy broke off for good, or memory was lost. No payload was formed since."""
 
     detail: str
 

@@ -55,7 +55,7 @@ from nemo_dcr.record import (
     Refusal,
     Refused,
 )
-from nemo_dcr.trace import Action, Emit
+from nemo_dcr.trace import Action, Emit, emits_first
 
 READS = frozenset({Phase.READING, Phase.RESOLVING, Phase.CONFIRMING})
 FATAL = frozenset({Refusal.STALE_EPOCH, Refusal.MALFORMED})
@@ -68,6 +68,11 @@ def start(config: CoordinatorConfig) -> CoordinatorState:
 
 def step(state: CoordinatorState, event: CoordinatorEvent) -> CoordinatorStep:
     """Take one event. Events that the phase does not wait for change nothing."""
+    state, effects = _take(state, event)
+    return state, emits_first(effects)
+
+
+def _take(state: CoordinatorState, event: CoordinatorEvent) -> CoordinatorStep:
     match event:
         case BecomeCoordinator():
             fresh = CoordinatorState(config=state.config, phase=Phase.ACQUIRING)

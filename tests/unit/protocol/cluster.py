@@ -169,7 +169,8 @@ class Cluster:
             del self.asked[i]
 
     def lose_baseline(self, o: OwnerId) -> None:
-        """The tracker's memory is lost; the process lives on."""
+        """The tracker's memory is lost and no stream reads it any more; the process lives on."""
+        self.owners[o].stream = None
         self.owners[o].baseline = dict.fromkeys(self.items[o], 2989)
         self.owners[o].copying = None
         self._own(o, os_.BaselineLost("bad memory"))

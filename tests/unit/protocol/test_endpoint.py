@@ -354,6 +354,23 @@ def test_dense_attempt_over_a_mixture_with_another_candidate_makes_storage_unkno
     assert node.state.tag == Tag()
 
 
+@pytest.mark.parametrize("tag", [CLEAN0, DIRTY, DONE5])
+def test_a_dense_attempt_that_was_cut_off_leaves_unknown_storage_whatever_it_wrote_over(tag):
+    node = Node(tag, gate_open=False).opened(attempt=6, mode=DENSE)
+    node.stage(0, attempt=6)
+    node.apply(0, attempt=6)
+    assert node.state.tag == Tag()
+    node.feed(es.ApplyFailed(AttemptId(6), "the loader stopped between two copies"))
+    node.feed(es.Drained(AttemptId(6)))
+    assert node.call(prepare(7, OVERWRITE)).refusal
+
+
+def test_a_trace_line_comes_before_the_reply_that_it_explains():
+    _, effects = endpoint.step(Node().state, es.Called(1, prepare(1, XOR)))
+    kinds = [isinstance(effect, Emit) for effect in effects]
+    assert kinds == sorted(kinds, reverse=True)
+
+
 def test_no_acknowledgement_while_a_write_is_unanswered():
     node = Node().opened()
     node.stage(0)
