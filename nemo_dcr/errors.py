@@ -143,7 +143,7 @@ class Conflict(NemoDcrError):
 
 
 class ControlPlaneUnavailable(NemoDcrError):
-    """A control-plane call got no reply; it may have taken effect. Caller: read the record; for a commit, wait first."""
+    """A control-plane call got no reply; it may have taken effect. Caller: wait (a commit), then read the record."""
 
     def __init__(self, operation: str, detail: str) -> None:
         self.operation = operation

@@ -47,6 +47,8 @@ class ApplyReport:
     """Entries of the items that went through the loader."""
     checked_elements: int
     """Resident elements read back, changed or not; 0 without the post-apply check."""
+    check_seconds: float
+    """Elapsed time of the post-apply check, a part of the call's own time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +121,7 @@ class Applier:
             copies=placer.copies,
             elements=sum(planned.item.count for planned in applied),
             checked_elements=placer.checked_elements,
+            check_seconds=placer.check_seconds,
         )
 
     def flush(self) -> None:

@@ -10,6 +10,7 @@ Conditions: LC1-LC12
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Flag, auto
@@ -25,7 +26,7 @@ class When(Flag):
     EVERY_COPY = auto()
 
 
-class Condition:
+class Condition(ABC):
     """One row. Subclasses are frozen dataclasses of facts."""
 
     code: ClassVar[str]
@@ -33,9 +34,9 @@ class Condition:
     """The row in our words."""
     when: ClassVar[When]
 
+    @abstractmethod
     def check(self) -> str | None:
         """What is wrong, or None."""
-        raise NotImplementedError
 
     def require(self, tensor: str) -> None:
         """Enforce the row at run time.

@@ -85,11 +85,11 @@ class Ingest:
                 return Verdict.STALE
             if self._stopped:
                 return Verdict.STOPPED
-            known = self._seen.setdefault(payload.key, payload.digest)
-            if known != payload.digest:
-                raise PayloadCorrupt(str(payload.key), "it came before with other bytes under the same identifier")
-            if known is not payload.digest:
+            if payload.key in self._seen:
+                if self._seen[payload.key] != payload.digest:
+                    raise PayloadCorrupt(str(payload.key), "it came before with other bytes under the same identifier")
                 return Verdict.DUPLICATE
+            self._seen[payload.key] = payload.digest
             self._staged.append(payload)
             self._changed.notify_all()
             return Verdict.ACCEPTED

@@ -14,7 +14,9 @@ Conditions: LC1, LC2, LC4, LC5, LC8, LC11
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from enum import Enum, auto
 from typing import Any, NoReturn
 
@@ -73,6 +75,7 @@ class DenseScratchPlacer:
         """The first failure; it stands even when the loader swallows the exception."""
         self.copies = 0
         self.checked_elements = 0
+        self.check_seconds = 0.0
 
     def begin(self, item: Item, path: LoaderPath, how: Pass, placeholder: int, occurrence: int) -> None:
         """Start an item; `occurrence` tells items of one name in one call apart."""
@@ -160,9 +163,13 @@ class DenseScratchPlacer:
 
     def _xor(self, name: str, destination: Tensor, source: Tensor) -> None:
         resident, masks = integer_view(destination), integer_view(source).to(destination.device)
-        before = resident.clone() if self._post_apply_check else None
+        if not self._post_apply_check:
+            resident.bitwise_xor_(masks)
+            return
+        with self._timed_check():
+            before = resident.clone()
         resident.bitwise_xor_(masks)
-        if before is not None:
+        with self._timed_check():
             self._check(name, resident, before.bitwise_xor_(masks))
 
     def _overwrite(self, name: str, step: Step, number: int, destination: Tensor, source: Tensor) -> None:
@@ -180,13 +187,15 @@ class DenseScratchPlacer:
                     self._fail(Elementwise(other="an output that was constant at prewarm has another value"), name)
         expected = None
         if self._post_apply_check:
-            expected = words.clone() if mask is None else torch.where(mask, words, resident)
+            with self._timed_check():
+                expected = words.clone() if mask is None else torch.where(mask, words, resident)
         if mask is None:
             resident.copy_(words)
         else:
             torch.where(mask, words, resident, out=resident)
         if expected is not None:
-            self._check(name, resident, expected)
+            with self._timed_check():
+                self._check(name, resident, expected)
 
     def _mask(self, name: str, step: Step, number: int, source: Tensor) -> Tensor:
         if step.repeats:
@@ -198,6 +207,15 @@ class DenseScratchPlacer:
             mask = words == self._recorded.pop((name, self._occurrence, number))
         self._masks[step.target] = mask
         return mask
+
+    @contextmanager
+    def _timed_check(self) -> Iterator[None]:
+        """Checks are no part of refit latency (Appendix C), so their time is kept apart."""
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.check_seconds += time.perf_counter() - begin
 
     def _check(self, name: str, resident: Tensor, expected: Tensor) -> None:
         differs = resident != expected

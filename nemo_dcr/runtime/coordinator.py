@@ -109,6 +109,7 @@ class Coordinator:
         self._events: deque[CoordinatorEvent] = deque()
         self._effects: deque[CoordinatorEffect] = deque()
         self._unknown = False
+        self._surveys = False
         self._known: dict[ReceiverId, Incarnation] = {}
         self._receiver_calls: dict[ReceiverId, deque[ReceiverCall]] = {}
         self._owner_calls: dict[OwnerId, deque[OwnerCall]] = {}
@@ -121,7 +122,7 @@ class Coordinator:
 
     def become(self) -> None:
         """Take over: acquire an epoch, read the record, and do what it asks for."""
-        self._unknown = False
+        self._unknown = self._surveys = False
         self.feed(BecomeCoordinator())
 
     def look(self) -> None:
@@ -174,11 +175,21 @@ class Coordinator:
     # ---------------------------------------------------------------------------------------------------- rounds
 
     def round(self) -> None:
-        """Ask every endpoint once and feed the answers; then wait until the next heartbeat if nothing is open."""
+        """Ask every endpoint once and feed the answers; then wait until the next heartbeat if nothing is open.
+
+        What the machine wants to wait for is done here and not inside `feed`: a coordinator that is held looks again
+        and again, and its caller gets a turn in between.
+        """
         begin = self._monotonic()
         if self._unknown:
             self._unknown = False
+            self._sleep(self._refit.heartbeat_s)
             self.feed(ControlUnknown())
+        if self._surveys:
+            self._surveys = False
+            self._sleep(self._refit.heartbeat_s)
+            self.feed(self._survey())
+            return
         self._notice_departures()
         if self._attempt_deadline is not None and begin > self._attempt_deadline[1]:
             attempt, self._attempt_deadline = self._attempt_deadline[0], None
@@ -277,7 +288,10 @@ class Coordinator:
                     call = replace(call, classes=self.classes)
                 self._owner_calls.setdefault(call.owner, deque()).append(call)
             case Survey(delayed):
-                self._survey(delayed)
+                if delayed:
+                    self._surveys = True
+                else:
+                    self._events.append(self._survey())
             case ArmDeadline(attempt, seconds):
                 self._attempt_deadline = (attempt, self._monotonic() + seconds)
             case Cleanup(through):
@@ -314,15 +328,13 @@ class Coordinator:
         try:
             reply = ask(self._clock.tick())
         except ControlPlaneUnavailable:
-            self._unknown = True  # fed in the next round: what follows may be the same call again, which has to wait
+            self._unknown = True  # fed in the next round: what follows may be the same call again
         else:
             self._clock.merge(reply.clock)
             self._events.append(ControlReplied(reply))
 
-    def _survey(self, delayed: bool) -> None:
-        """Ask everybody for a report; a lost endpoint is not waited for again and again."""
-        if delayed:
-            self._sleep(self._refit.heartbeat_s)
+    def _survey(self) -> Surveyed:
+        """Ask everybody for a report."""
         receivers = {receiver: ReceiverStatus(receiver) for receiver in self._endpoints.receivers()}
         owners = {owner: OwnerStatus(owner) for owner in self._endpoints.owners()}
         receiver_answers, owner_answers = self._endpoints.ask(receivers, owners, self._patience)
@@ -336,4 +348,4 @@ class Coordinator:
             if not isinstance(owner_answer, NoReply):
                 self._hear(f"owner {owner}")
                 owner_reports.append(owner_answer.report)
-        self._events.append(Surveyed(tuple(receiver_reports), tuple(owner_reports)))
+        return Surveyed(tuple(receiver_reports), tuple(owner_reports))

@@ -189,7 +189,11 @@ class LocalRank:
         plan, residual = self._source.plan, None
         if self._residual:
             residual = ResidualConverter(
-                plan, LoneExchange(), self._inputs, self._residual, chunk_target_bytes=self._source.codec.chunk_target_bytes
+                plan,
+                LoneExchange(),
+                self._inputs,
+                self._residual,
+                chunk_target_bytes=self._source.codec.chunk_target_bytes,
             )
         return DeltaOwner(
             self.owner, plan.owned_affine(self.owner, self._tasks), residual=residual, config=self._source.codec

@@ -293,6 +293,41 @@ def test_lc4_dependence_on_anything_else_is_refused(bad: Callable[[Mapping[str, 
     assert engine.breach("b") is None
 
 
+def test_lc4_a_composed_step_that_reads_its_neighbours_in_a_fused_parameter_is_refused() -> None:
+    """Only the resident bits under the load decide the outcome, so two loads over different ones must agree."""
+
+    def load(resident: Mapping[str, Tensor], weights: Weights) -> None:
+        for name, tensor in weights:
+            rows = slice(0, 4) if name == "a" else slice(4, 8)
+            resident["fused"][rows].copy_(tensor)
+            if name == "a":
+                resident["fused"][:4].copy_(resident["fused"][:4] + resident["fused"][4:])
+
+    engine = Engine(load, {"fused": torch.zeros(8, 2, dtype=torch.bfloat16)})
+    assert engine.breach("a") == "LC4"
+    assert engine.breach("b") is None
+
+
+def test_lc4_an_output_that_looked_constant_and_is_not_fails_the_attempt_before_the_copy() -> None:
+    def load(resident: Mapping[str, Tensor], weights: Weights) -> None:
+        for name, tensor in weights:
+            rare = torch.where(tensor[:1].abs() > 100, tensor[:1], 0)
+            resident[name].copy_(torch.cat([rare, tensor[1:]]) if name == "a" else tensor)
+
+    engine = Engine(load)
+    table = engine.prewarm()
+    assert table.classes["a"] is PathClass.OVERWRITE
+    assert table.paths["a"].covered == 6
+    applier = Applier(engine.model, table)
+    applier.apply([change(A, [0, 5], xor=False)])
+    before = resident_digest(engine.model)
+    large = Item.run(A, Encoding.OVERWRITE, 0, np.array([0x4348], dtype="<u2"))
+    with pytest.raises(ConditionViolated) as caught:
+        applier.apply([large])
+    assert caught.value.condition == "LC4"
+    assert resident_digest(engine.model) == before
+
+
 # -- LC5
 
 
@@ -328,6 +363,19 @@ def test_lc5_a_loader_that_edits_what_it_was_given_is_refused() -> None:
             resident[name].copy_(tensor.mul_(2))
 
     assert Engine(load).breach() == "LC5"
+
+
+def test_lc5_a_loader_that_starts_to_edit_what_it_was_given_fails_before_the_copy() -> None:
+    engine = Engine()
+    table = engine.prewarm()
+    before = resident_digest(engine.model)
+    engine.model._load = lambda resident, weights: [
+        name for name, tensor in weights if resident[name].copy_(tensor.add_(1)) is not None
+    ]
+    with pytest.raises(ConditionViolated) as caught:
+        Applier(engine.model, table).apply([change(A, [1], xor=True)])
+    assert caught.value.condition == "LC5"
+    assert resident_digest(engine.model) == before
 
 
 # -- LC6
