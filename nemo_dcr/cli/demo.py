@@ -11,7 +11,7 @@ Paper: Section 8 (bit-exactness, receivers killed mid-refit); Figure 9
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +24,7 @@ from nemo_dcr.cli.fleet import CALL_S, Fleet
 from nemo_dcr.cli.job import DemoJob
 from nemo_dcr.cli.report import AttemptRow, DemoReport, Kill, TransitionRow
 from nemo_dcr.cli.trainer_process import GATHER, STALL, TRAIN_STEP, Gather, Stall, TrainStep
+from nemo_dcr.codec.records import PathClass
 from nemo_dcr.config import GateMode, RefitConfig
 from nemo_dcr.control import open_control
 from nemo_dcr.errors import OperatorNeeded
@@ -32,6 +33,7 @@ from nemo_dcr.protocol.coordinator_events import (
     AttemptEnded,
     CallReceiver,
     CoordinatorEffect,
+    Held,
     Ready,
     SteppedDown,
     TransitionAborted,
@@ -125,7 +127,7 @@ class Demo:
         with self._bar("start trainer and engines", self.job.owners + len(fleet.receivers())) as bar:
             fleet.start(bar.update)
         with self._bar("prewarm: discover loader paths on shadows", 1) as bar:
-            classes = fleet.prewarm(fleet.receivers())
+            classes = _names(fleet.prewarm(fleet.receivers()))
             bar.update()
         refit = RefitConfig(attempt_deadline_s=TRANSITION_S, lost_after_s=10.0, post_apply_check=True)
         incarnation = new_incarnation(self.job.addresses, "coordinator")
@@ -136,7 +138,7 @@ class Demo:
             fleet.endpoints,
             self._control,
             FileObjectStore(self.job.store, run=self.job.name),
-            classes={name: path.value for name, path in classes.items()},
+            classes=classes,
             tracer=FileTracer(self.job.traces / "coordinator.ndjson", "coordinator", incarnation, self._clock),
             clock=self._clock,
             observer=self._observe,
@@ -221,9 +223,10 @@ class Demo:
         """Start the killed instance again and let the coordinator restore it densely."""
         with self._bar(f"restart {victim} and restore it densely", 2) as bar:
             receivers = self._fleet.restart(victim)
-            self._fleet.prewarm(receivers)
+            coordinator = self._require_coordinator()
+            coordinator.classes = _names(self._fleet.prewarm(receivers))
             bar.update()
-            self._require_coordinator().look()
+            coordinator.look()
             self._run_until(Ready)
             bar.update()
         return [str(receiver) for receiver in receivers]
@@ -269,6 +272,8 @@ class Demo:
 
     def _observe(self, effect: CoordinatorEffect) -> None:
         self._watched.see(effect)
+        if isinstance(effect, Held) and not self._quiet:
+            tqdm.write(f"waiting: {effect.reason}", file=sys.stderr)
         if isinstance(effect, AttemptEnded) and effect.reason:
             self._on_failure(effect.attempt)
 
@@ -286,6 +291,10 @@ class Demo:
         unit = "" if total is not None else " payloads"
         with tqdm(total=total, desc=text, unit=unit, disable=self._quiet, file=sys.stderr) as bar:
             yield bar
+
+
+def _names(classes: Mapping[str, PathClass]) -> dict[str, str]:
+    return {name: path.value for name, path in classes.items()}
 
 
 def _sum(timings: list[Timings], count: str) -> int:

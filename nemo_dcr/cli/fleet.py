@@ -44,6 +44,8 @@ class Fleet:
         """Host memory of all trackers."""
         self._children: dict[str, Child] = {}
         self._addresses: dict[str, Address] = {}
+        self._classes: dict[str, dict[str, PathClass]] = {}
+        self._reasons: dict[str, dict[str, tuple[str, str]]] = {}
 
     def close(self) -> None:
         """End every child process and release the sockets."""
@@ -73,7 +75,7 @@ class Fleet:
         self.baseline_bytes = sum(table.baseline_bytes for table in tables)
 
     def prewarm(self, receivers: list[ReceiverId]) -> dict[str, PathClass]:
-        """Let these ranks discover their loader paths; returns the class of each name over all of them.
+        """Let these ranks discover their loader paths; returns the class of each name over all ranks known by now.
 
         Raises: UnsupportedLoaderPath; OperatorNeeded when a rank could not be prewarmed.
         """
@@ -81,10 +83,9 @@ class Fleet:
         for receiver, (answer, _) in answers.items():
             if answer.problem:
                 raise OperatorNeeded(f"{receiver} was not prewarmed: {answer.problem}", "repair that engine")
-        return unite_tables(
-            {str(r): {n: PathClass(c) for n, c in answer.classes.items()} for r, (answer, _) in answers.items()},
-            {str(r): answer.reasons for r, (answer, _) in answers.items()},
-        )
+            self._classes[receiver] = {name: PathClass(path) for name, path in answer.classes.items()}
+            self._reasons[receiver] = answer.reasons
+        return unite_tables(self._classes, self._reasons)
 
     def kill(self, instance: InstanceId) -> None:
         """SIGKILL every process of one instance."""

@@ -79,7 +79,13 @@ class Ingest:
 
         Raises: PayloadCorrupt when the payload is not valid, or repeats a key with other bytes.
         """
-        payload = verify_payload(data, limits=self._codec)
+        return self.stage(verify_payload(data, limits=self._codec))
+
+    def stage(self, payload: VerifiedPayload) -> Verdict:
+        """Stage a payload that was verified before; otherwise as `offer`.
+
+        Raises: PayloadCorrupt when it repeats a key with other bytes.
+        """
         with self._changed:
             if payload.key.attempt != self.attempt:
                 return Verdict.STALE
@@ -149,6 +155,12 @@ class Ingest:
                 if group or self._stopped or not self._changed.wait_for(self._is_ready, timeout_s):
                     break
         return tuple(group)
+
+    @property
+    def is_ready(self) -> bool:
+        """True when `take_group` would not wait."""
+        with self._changed:
+            return self._is_ready()
 
     def _is_ready(self) -> bool:
         return bool(self._decoded or self._stopped or (self._staged and not self._held))

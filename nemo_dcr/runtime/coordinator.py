@@ -58,6 +58,7 @@ from nemo_dcr.protocol.messages import (
     PrepareOwner,
     ReceiverCall,
     ReceiverReply,
+    ReceiverReport,
     ReceiverStatus,
 )
 from nemo_dcr.protocol.transition_state import CoordinatorConfig
@@ -240,7 +241,7 @@ class Coordinator:
         self.feed(ReceiverAnswered(call, answer))
 
     def _take_owner(self, owner: OwnerId, call: OwnerCall, answer: OwnerReply | NoReply) -> None:
-        name = f"owner {owner}"
+        name = _owner_name(owner)
         if isinstance(answer, NoReply):
             if self._is_lost(name, answer):
                 self._owner_calls.pop(owner, None)
@@ -260,14 +261,18 @@ class Coordinator:
         self._lost.discard(name)
 
     def _is_lost(self, name: str, answer: NoReply) -> bool:
-        """True once, when a connection broke or the silence became too long; calls to a lost endpoint stay lost."""
-        silent_since = self._heard.setdefault(name, self._monotonic())
-        if not answer.disconnected and self._monotonic() - silent_since < self._refit.lost_after_s:
+        """True once for each silence that became too long; calls to a lost endpoint stay lost."""
+        if not self._is_silent(name, answer):
             return False
         if name in self._lost and not self._has_open_calls(name):
             return False
         self._lost.add(name)
         return True
+
+    def _is_silent(self, name: str, answer: NoReply) -> bool:
+        """The connection broke, or nothing was heard for too long."""
+        heard = self._heard.setdefault(name, self._monotonic())
+        return answer.disconnected or self._monotonic() - heard >= self._refit.lost_after_s
 
     def _has_open_calls(self, name: str) -> bool:
         owner = name.removeprefix("owner ")
@@ -334,18 +339,27 @@ class Coordinator:
             self._events.append(ControlReplied(reply))
 
     def _survey(self) -> Surveyed:
-        """Ask everybody for a report."""
-        receivers = {receiver: ReceiverStatus(receiver) for receiver in self._endpoints.receivers()}
-        owners = {owner: OwnerStatus(owner) for owner in self._endpoints.owners()}
-        receiver_answers, owner_answers = self._endpoints.ask(receivers, owners, self._patience)
-        receiver_reports = []
-        for receiver, answer in receiver_answers.items():
-            if not isinstance(answer, NoReply):
-                self._hear(receiver)
-                receiver_reports.append(answer.report)
-        owner_reports = []
-        for owner, owner_answer in owner_answers.items():
-            if not isinstance(owner_answer, NoReply):
-                self._hear(f"owner {owner}")
-                owner_reports.append(owner_answer.report)
+        """Ask everybody for a report; an endpoint that does not answer is asked again until it counts as lost."""
+        receivers: dict[ReceiverId, ReceiverStatus] = {r: ReceiverStatus(r) for r in self._endpoints.receivers()}
+        owners: dict[OwnerId, OwnerStatus] = {o: OwnerStatus(o) for o in self._endpoints.owners()}
+        receiver_reports: list[ReceiverReport] = []
+        owner_reports: list[OwnerReport] = []
+        while receivers or owners:
+            receiver_answers, owner_answers = self._endpoints.ask(receivers, owners, self._patience)
+            for receiver, answer in receiver_answers.items():
+                if not isinstance(answer, NoReply):
+                    self._hear(receiver)
+                    receiver_reports.append(answer.report)
+                if not isinstance(answer, NoReply) or self._is_silent(receiver, answer):
+                    del receivers[receiver]
+            for owner, owner_answer in owner_answers.items():
+                if not isinstance(owner_answer, NoReply):
+                    self._hear(_owner_name(owner))
+                    owner_reports.append(owner_answer.report)
+                if not isinstance(owner_answer, NoReply) or self._is_silent(_owner_name(owner), owner_answer):
+                    del owners[owner]
         return Surveyed(tuple(receiver_reports), tuple(owner_reports))
+
+
+def _owner_name(owner: OwnerId) -> str:
+    return f"owner {owner}"

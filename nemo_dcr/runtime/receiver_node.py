@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -56,6 +56,7 @@ from nemo_dcr.protocol.endpoint_state import (
 )
 from nemo_dcr.protocol.messages import ReceiverCall, ReceiverReply, ReceiverReport
 from nemo_dcr.receiver.apply import Applier
+from nemo_dcr.receiver.ingest import DecodedPayload, Ingest
 from nemo_dcr.receiver.paths import LoaderTable
 from nemo_dcr.receiver.prewarm import prewarm
 from nemo_dcr.receiver.residents import NativeModel
@@ -102,7 +103,7 @@ class ReceiverNode:
         self._jobs: deque[Job] = deque()
         self._subscription: Subscription | None = None
         self._arriving: VerifiedPayload | None = None
-        self._staged: dict[PayloadKey, VerifiedPayload] = {}
+        self._ingest: Ingest | None = None
         self._permitted: tuple[PayloadKey, ...] = ()
         self._admitted = False
         self._applying: AttemptId | None = None
@@ -166,7 +167,7 @@ class ReceiverNode:
         """Take one announcement or manifest; True when there was one. Waits at most `timeout_s` seconds."""
         with self._changed:
             subscription, attempt = self._subscription, self._state.attempt
-            if subscription is None or self._is_full():
+            if subscription is None or self._ingest is None or not self._ingest.has_room:
                 self._changed.wait(timeout_s)
                 return False
         try:
@@ -182,10 +183,6 @@ class ReceiverNode:
             case Announcement():
                 self._take(subscription, attempt, found)
         return True
-
-    def _is_full(self) -> bool:
-        """While applying, at most `payload_slots` payloads wait here; before open_apply the whole delta is staged."""
-        return self._state.apply_open and len(self._staged) >= self._queue.payload_slots
 
     def _take(self, subscription: Subscription, attempt: AttemptId, found: Announcement) -> None:
         with self._changed:
@@ -230,57 +227,55 @@ class ReceiverNode:
         if self._flush is not None:
             attempt, self._flush = self._flush, None
             return lambda: self._synchronize(attempt)
-        attempt = self._state.attempt
-        keys = self._permit(attempt, tuple(sorted(self._staged))[: self._queue.group_payloads])
-        if not keys:
+        attempt, ingest = self._state.attempt, self._ingest
+        if ingest is None or not ingest.is_ready:
             return None
-        group = [self._staged.pop(key) for key in keys]
         self._applying = attempt
-        self._changed.notify_all()
-        return lambda: self._apply(attempt, group)
+        return lambda: self._apply(attempt, ingest)
 
-    def _permit(self, attempt: AttemptId, keys: tuple[PayloadKey, ...]) -> tuple[PayloadKey, ...]:
-        """Ask the machine to write `keys` now; it marks the storage dirty first. Empty when it does not allow that."""
-        self._permitted = ()
-        if keys and self._state.apply_open and not self._state.stopped:
+    def _is_permitted(self, attempt: AttemptId, keys: tuple[PayloadKey, ...]) -> bool:
+        """Ask the machine to write `keys` now; it marks the storage dirty first. It refuses a stopped attempt."""
+        with self._changed:
+            self._permitted = ()
             self._feed(ApplyRequested(attempt, keys))
-        return self._permitted
+            return bool(self._permitted)
 
     def _synchronize(self, attempt: AttemptId) -> None:
         _device_synchronize()
         self.timings.mark(attempt, "flushed")
         self._feed(Flushed(attempt))
 
-    def _apply(self, attempt: AttemptId, group: list[VerifiedPayload]) -> None:
-        self.timings.mark(attempt, "apply_began", first=True)
+    def _apply(self, attempt: AttemptId, ingest: Ingest) -> None:
+        """Decode the next group and write it with one loader call. A drain that comes meanwhile waits for the end."""
         try:
-            items = self._decode(attempt, group)
-            keys = {id(item): key for key, item in items}
-
-            def applied(item: Item) -> None:
-                self._feed(ItemApplied(attempt, keys[id(item)], item.tensor.name))
-
-            with self.timings.stage(attempt, "apply"):
-                report = self._require_applier().apply([item for _, item in items], attempt=attempt, on_item=applied)
+            with self.timings.stage(attempt, "decode"):
+                group = ingest.take_group(0.0)
+            if group and self._is_permitted(attempt, tuple(payload.key for payload in group)):
+                self._write(attempt, group)
         except AttemptFailed as problem:
             self._feed(ApplyFailed(attempt, f"{type(problem).__name__}: {problem}"))
-        else:
-            self.timings.count(attempt, "items", report.items)
-            self.timings.count(attempt, "elements", report.elements)
-            # `apply` was timed around the whole call; the check is told apart so that it can be subtracted.
-            self.timings.add(attempt, "check", report.check_seconds)
-            self.timings.add(attempt, "apply", -report.check_seconds)
-            self._feed(PayloadsApplied(attempt, tuple(payload.key for payload in group)))
         finally:
             with self._changed:
                 self._applying = None
                 self._finish_drain()
                 self._changed.notify_all()
 
-    def _decode(self, attempt: AttemptId, group: Iterable[VerifiedPayload]) -> list[tuple[PayloadKey, Item]]:
-        skipped = self._table.skipped if self._table is not None else frozenset[str]()
-        with self.timings.stage(attempt, "decode"):
-            return [(payload.key, item) for payload in group for item in payload.decode(self._metas, skip=skipped)]
+    def _write(self, attempt: AttemptId, group: tuple[DecodedPayload, ...]) -> None:
+        keys = {id(item): payload.key for payload in group for item in payload.items}
+
+        def applied(item: Item) -> None:
+            self._feed(ItemApplied(attempt, keys[id(item)], item.tensor.name))
+
+        items = [item for payload in group for item in payload.items]
+        self.timings.mark(attempt, "apply_began", first=True)
+        with self.timings.stage(attempt, "apply"):
+            report = self._require_applier().apply(items, attempt=attempt, on_item=applied)
+        self.timings.count(attempt, "items", report.items)
+        self.timings.count(attempt, "elements", report.elements)
+        # `apply` was timed around the whole call; the check is told apart so that it can be subtracted.
+        self.timings.add(attempt, "check", report.check_seconds)
+        self.timings.add(attempt, "apply", -report.check_seconds)
+        self._feed(PayloadsApplied(attempt, tuple(payload.key for payload in group)))
 
     def _require_applier(self) -> Applier:
         if self._applier is None:
@@ -316,11 +311,18 @@ class ReceiverNode:
                     self._subscription = self._transport.subscribe(attempt, owners)
                 except AttemptFailed as problem:
                     self._events.append(PayloadRejected(attempt, str(problem)))
+                skipped = self._table.skipped if self._table is not None else frozenset[str]()
+                self._ingest = Ingest(
+                    attempt, self._metas, skipped=skipped, codec=self._codec, queue=self._queue, held=True
+                )
                 self.timings.mark(attempt, "intake_began")
             case Stage(key):
-                if self._arriving is None or self._arriving.key != key:
+                if self._arriving is None or self._arriving.key != key or self._ingest is None:
                     raise InternalError(f"payload {key} was accepted but did not arrive")
-                self._staged[key] = self._arriving
+                self._ingest.stage(self._arriving)
+            case WakeApply():
+                if self._ingest is not None:
+                    self._ingest.release()
             case PermitApply(_, keys):
                 self._permitted = keys
             case Flush(attempt):
@@ -333,14 +335,16 @@ class ReceiverNode:
                 self._set_gate(is_open)
             case AdmitRequest():
                 self._admitted = True
-            case RefuseRequest() | DenyApply() | WakeApply() | PushReport():
+            case RefuseRequest() | DenyApply() | PushReport():
                 pass  # the threads look at the state again; reports are read by the next status call
 
     def _stop_intake(self) -> None:
         if self._subscription is not None:
             self._subscription.stop()
             self._subscription = None
-        self._staged.clear()
+        if self._ingest is not None:
+            self._ingest.stop()
+            self._ingest = None
         self._flush = None
 
     def _finish_drain(self) -> None:

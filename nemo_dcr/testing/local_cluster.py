@@ -35,7 +35,7 @@ from nemo_dcr.ids import (
     receiver_id,
 )
 from nemo_dcr.protocol.coordinator_events import CoordinatorEffect, SteppedDown, VersionCommitted
-from nemo_dcr.protocol.tags import TrackerKind, TrackerTag
+from nemo_dcr.protocol.tags import Tag, TagKind, TrackerKind, TrackerTag
 from nemo_dcr.protocol.transition_state import CoordinatorConfig
 from nemo_dcr.receiver.paths import unite_tables
 from nemo_dcr.record import Record
@@ -334,9 +334,11 @@ class LocalCluster:
 
     @property
     def serving_all(self) -> bool:
-        """Idle, and every announced receiver lives and serves."""
-        alive = all(receiver.life.alive and receiver.node.report.gate_open for receiver in self.receivers.values())
-        return self.idle and alive
+        """Idle, and every announced receiver lives and serves the committed version."""
+        record, reports = self.record, [r.node.report for r in self.receivers.values() if r.life.alive]
+        if record is None or not self.idle or len(reports) < len(self.receivers):
+            return False
+        return all(report.gate_open and report.tag == Tag(TagKind.CLEAN, record.version) for report in reports)
 
     def run(self, until: Callable[[], bool], *, rounds: int = 3000, each: Callable[[], object] = lambda: None) -> None:
         """Rounds of coordinators in drawn order until something holds; a new one takes over when none is left.
