@@ -82,11 +82,22 @@ def _require_loopback(address: str) -> None:
 class Server:
     """Answers control calls on a thread of its own until `close`; an answer may also be given later, by any thread."""
 
-    def __init__(self, name: str, clock: LamportClock, address: str = "tcp://127.0.0.1:*") -> None:
-        """Bind `address`; raises InvalidConfig for an address that is not loopback."""
+    def __init__(
+        self,
+        name: str,
+        clock: LamportClock,
+        address: str = "tcp://127.0.0.1:*",
+        *,
+        on_fault: Callable[[BaseException], None] = lambda fault: None,
+    ) -> None:
+        """Bind `address`; `on_fault` is told when a handler's fault of our own ended the thread.
+
+        Raises: InvalidConfig for an address that is not loopback.
+        """
         _require_loopback(address)
         self.name = name
         self._clock = clock
+        self._on_fault = on_fault
         self._methods: dict[str, tuple[Method, Handler]] = {}
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
@@ -129,6 +140,13 @@ class Server:
             self._wake_write.send(b"x")  # a full or closed pair means that the thread is awake or gone
 
     def _serve(self) -> None:
+        try:
+            self._loop()
+        except BaseException as fault:
+            logger.critical("%s: the control thread ended", self.name, exc_info=True)
+            self._on_fault(fault)
+
+    def _loop(self) -> None:
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
         poller.register(self._wake_read.fileno(), zmq.POLLIN)

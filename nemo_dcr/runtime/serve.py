@@ -58,10 +58,10 @@ class _Service:
     """
 
     def __init__(self, name: str, clock: LamportClock, step: Callable[[float], object]) -> None:
-        self.server = Server(name, clock)
         self.stopping = threading.Event()
         self._step = step
         self._fault: BaseException | None = None
+        self.server = Server(name, clock, on_fault=self._end)
         self._thread = threading.Thread(target=self._loop, name=f"step-{name}", daemon=True)
         self.server.answer(STOP, self._stop)
 
@@ -78,7 +78,7 @@ class _Service:
     def close(self) -> None:
         """Stop both threads and release the sockets.
 
-        Raises: whatever ended the background thread.
+        Raises: whatever ended one of the threads.
         """
         self.stopping.set()
         if self._thread.is_alive():
@@ -96,8 +96,11 @@ class _Service:
             while not self.stopping.is_set():
                 self._step(POLL_S)
         except BaseException as fault:
-            self._fault = fault
-            self.stopping.set()
+            self._end(fault)
+
+    def _end(self, fault: BaseException) -> None:
+        self._fault = fault
+        self.stopping.set()
 
 
 class ReceiverService(_Service):

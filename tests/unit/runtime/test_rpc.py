@@ -15,7 +15,7 @@ import msgspec
 import pytest
 import zmq
 
-from nemo_dcr.errors import EndpointLost, InvalidConfig
+from nemo_dcr.errors import EndpointLost, InternalError, InvalidConfig
 from nemo_dcr.runtime.rpc import (
     RPC_VERSION,
     Bulk,
@@ -221,4 +221,19 @@ def test_an_answer_may_come_later_from_another_thread_while_the_server_goes_on(c
     assert answer == (Echoed("done"), Bulk(()))
     waiting.close()
     other.close()
+    server.close()
+
+
+def test_a_fault_of_our_own_in_a_handler_ends_the_server_and_is_handed_over(context: zmq.Context) -> None:
+    def broken(argument: Echo) -> Echoed:
+        raise InternalError("a fact does not hold")
+
+    faults: list[BaseException] = []
+    server = Server("node", LamportClock(), on_fault=faults.append)
+    server.answer(ECHO, broken)
+    server.start()
+    peer = Peer("node", server.address, LamportClock(), context)
+    assert isinstance(call(peer, ECHO, Echo("x", 1), 0.5), NoReply)
+    assert isinstance(faults[0], InternalError)
+    peer.close()
     server.close()
