@@ -77,7 +77,7 @@ def start(
     baseline_digest: bytes = b"",
 ) -> OwnerStep:
     """State of a new process. `tracker` is lost unless the baseline is known to be a version, as at the first start."""
-    state = OwnerState(owner, incarnation, tracker, candidate, resident, baseline_digest)
+    state = OwnerState(owner, incarnation, tracker, candidate, resident, baseline_digest, resident or NO_CANDIDATE)
     return state, (_emit(state, Action.START_OWNER),)
 
 
@@ -290,7 +290,9 @@ def _freeze(state: OwnerState, candidate: CandidateId) -> OwnerStep:
         return state, (AnswerTrainer(candidate, ""),)
     if not guards.may_freeze(state, candidate):
         refusal = (
-            f"candidate {state.candidate!r} is frozen and the baseline is {state.tracker}: end that transition first"
+            f"candidate {candidate!r} was committed before: give every step a new name"
+            if candidate == state.ended
+            else f"candidate {state.candidate!r} is frozen and the baseline {state.tracker}: end that transition first"
         )
         return state, (AnswerTrainer(candidate, refusal),)
     state = replace(state, candidate=candidate, resident=None)
@@ -330,7 +332,7 @@ def _end_transition(state: OwnerState, call_id: int, call: EndTransition) -> Own
     if not guards.may_end_transition(state, call):
         refusal = f"end of {call.candidate!r} refused: frozen is {state.candidate!r}, baseline {state.tracker}"
         return _ignore(state, call_id, state.attempt, refusal)
-    state = replace(state, candidate=NO_CANDIDATE, resident=call.candidate)
+    state = replace(state, candidate=NO_CANDIDATE, resident=call.candidate, ended=call.candidate)
     thaw = ThawCandidate(call.candidate)
     return state, (thaw, _answer(state, call_id), _emit(state, Action.END_TRANSITION, candidate=call.candidate))
 

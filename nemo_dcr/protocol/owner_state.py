@@ -50,6 +50,8 @@ class OwnerState:
     candidate: CandidateId = NO_CANDIDATE
     resident: CandidateId | None = None
     baseline_digest: bytes = b""
+    ended: CandidateId = NO_CANDIDATE
+    """The candidate of the last transition that ended here, as far as this process knows."""
     revision: int = 0
     attempt: AttemptId = NO_ATTEMPT
     fenced: AttemptId = NO_ATTEMPT
@@ -303,9 +305,12 @@ def has_ended(state: OwnerState, call: EndTransition) -> bool:
 
 
 def may_freeze(state: OwnerState, candidate: CandidateId) -> bool:
-    """A transition begins only after the last one ended, and when nothing copies from or into the weights."""
+    """A transition begins only after the last one ended, and when nothing copies from or into the weights.
+
+    Never under the name of the committed candidate: the record would say that its refit is done already (D10).
+    """
     undisturbed = state.filling is None and not state.reloading
-    return candidate != NO_CANDIDATE and state.candidate == NO_CANDIDATE and undisturbed
+    return candidate not in (NO_CANDIDATE, state.ended) and state.candidate == NO_CANDIDATE and undisturbed
 
 
 def may_drop(state: OwnerState) -> bool:

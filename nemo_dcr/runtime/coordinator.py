@@ -138,8 +138,12 @@ class Coordinator:
     def owner_reports(self) -> tuple[OwnerReport, ...]:
         """Newest reports of the owners, for progress displays."""
         running = self._state.attempt
-        known = self._state.owners if running is None else {**self._state.owners, **running.owners}
-        return tuple(known[owner] for owner in sorted(known))
+        newest: dict[OwnerId, OwnerReport] = {}
+        for report in (*self._state.owners.values(), *(() if running is None else running.owners.values())):
+            known = newest.get(report.owner)
+            if known is None or (report.incarnation, report.revision) > (known.incarnation, known.revision):
+                newest[report.owner] = report
+        return tuple(newest[owner] for owner in sorted(newest))
 
     def run_until(
         self,

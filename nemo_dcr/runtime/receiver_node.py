@@ -36,6 +36,8 @@ from nemo_dcr.protocol.endpoint_state import (
     Drained,
     EndpointEffect,
     EndpointEvent,
+    EngineSlept,
+    EngineWoke,
     Flush,
     Flushed,
     ItemApplied,
@@ -141,6 +143,14 @@ class ReceiverNode:
         """An admitted request ended."""
         with self._changed:
             self._feed(RequestDone(request))
+
+    def slept(self, *, keeps_storage: bool) -> None:
+        """The engine went to sleep: no requests, no writes. Without its storage it needs a restore after it woke."""
+        self._feed(EngineSlept(keeps_storage))
+
+    def woke(self) -> None:
+        """The engine is back; its gate stays closed until the coordinator opens it."""
+        self._feed(EngineWoke())
 
     def on_engine(self, job: Job) -> None:
         """Run `job` on the thread that the engine lends, before further application."""
@@ -248,10 +258,11 @@ class ReceiverNode:
     def _apply(self, attempt: AttemptId, ingest: Ingest) -> None:
         """Decode the next group and write it with one loader call. A drain that comes meanwhile waits for the end."""
         try:
+            applier = self._require_applier()
             with self.timings.stage(attempt, "decode"):
                 group = ingest.take_group(0.0)
             if group and self._is_permitted(attempt, tuple(payload.key for payload in group)):
-                self._write(attempt, group)
+                self._write(attempt, group, applier)
         except AttemptFailed as problem:
             self._feed(ApplyFailed(attempt, f"{type(problem).__name__}: {problem}"))
         finally:
@@ -260,7 +271,7 @@ class ReceiverNode:
                 self._finish_drain()
                 self._changed.notify_all()
 
-    def _write(self, attempt: AttemptId, group: tuple[DecodedPayload, ...]) -> None:
+    def _write(self, attempt: AttemptId, group: tuple[DecodedPayload, ...], applier: Applier) -> None:
         keys = {id(item): payload.key for payload in group for item in payload.items}
 
         def applied(item: Item) -> None:
@@ -269,7 +280,7 @@ class ReceiverNode:
         items = [item for payload in group for item in payload.items]
         self.timings.mark(attempt, "apply_began", first=True)
         with self.timings.stage(attempt, "apply"):
-            report = self._require_applier().apply(items, attempt=attempt, on_item=applied)
+            report = applier.apply(items, attempt=attempt, on_item=applied)
         self.timings.count(attempt, "items", report.items)
         self.timings.count(attempt, "elements", report.elements)
         # `apply` was timed around the whole call; the check is told apart so that it can be subtracted.

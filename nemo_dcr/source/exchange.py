@@ -70,7 +70,10 @@ class LoneExchange:
     world = 1
 
     def meet(self, key: str, stopped: Callable[[], bool] = never) -> None:
-        """Go on unless stopped."""
+        """Go on unless stopped.
+
+        Raises: AttemptFailed when `stopped()` is true.
+        """
         if stopped():
             raise AttemptFailed(f"the attempt was stopped at {key}")
 

@@ -1,72 +1,43 @@
 """What must hold in a local cluster after every step, in stored bits.
 
-The oracle loads full canonical words with the same native loader, into storage that this loader filled before; it knows
-nothing of deltas. Every parameter and buffer of every rank is compared, changed or not.
+Every parameter and buffer of every rank is compared with a dense load, changed or not.
 
 Paper: Proposition 1   Spec: CommitExact, CleanExact, BaselineBound, GateSafe   Proofs: joint_commit_binds
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from nemo_dcr.bits import Words, equal_words
-from nemo_dcr.bits.tensors import copied_words, dtype_name, tensor_from_words
-from nemo_dcr.ids import NO_CANDIDATE, CandidateId, ReceiverId, Version, instance_of
+from nemo_dcr.bits import equal_words
+from nemo_dcr.ids import NO_CANDIDATE, CandidateId, InstanceId, ReceiverId, Version, instance_of
 from nemo_dcr.protocol.tags import TagKind, TrackerKind
 from nemo_dcr.record import Record
+from nemo_dcr.testing.local_nodes import LocalOwner, LocalReceiver
+from nemo_dcr.testing.local_oracle import DenseOracle, stored_bits
 from nemo_dcr.testing.local_source import LocalSource
-from nemo_dcr.testing.toy_loader import Rule, ToyModel
-
-if TYPE_CHECKING:
-    from nemo_dcr.testing.local_cluster import LocalCluster, LocalOwner, LocalReceiver
-
-StoredBits = dict[str, tuple[str, tuple[int, ...], bytes]]
 
 
-def stored_bits(model: ToyModel) -> StoredBits:
-    """Dtype, shape and bytes of every parameter and buffer by name."""
-    named = [*model.named_parameters(), *model.named_buffers()]
-    return {name: (dtype_name(t.dtype), tuple(t.shape), copied_words(t).tobytes()) for name, t in named}
+class Observed(Protocol):
+    """What the checks look at."""
+
+    source: LocalSource
+    oracle: DenseOracle
+    receivers: dict[ReceiverId, LocalReceiver]
+    requests: dict[str, tuple[InstanceId, Version]]
+    """Running requests: where, and the version at their admission."""
+
+    @property
+    def record(self) -> Record | None:
+        """The commit record."""
+        ...
+
+    def candidate_of(self, version: Version) -> CandidateId:
+        """The candidate that a committed version is."""
+        ...
 
 
-class DenseOracle:
-    """Dense loads of candidates, remembered."""
-
-    def __init__(self, source: LocalSource, rules: Mapping[str, Rule]) -> None:
-        self._source = source
-        self._rules = rules
-        self._canonical: dict[CandidateId, dict[str, Words]] = {}
-        self._expected: dict[tuple[int, int, CandidateId], StoredBits] = {}
-
-    def canonical(self, candidate: CandidateId) -> dict[str, Words]:
-        """Full canonical words of a candidate."""
-        if candidate not in self._canonical:
-            self._canonical[candidate] = self._source.canonical(candidate)
-        return self._canonical[candidate]
-
-    def load(self, model: ToyModel, candidate: CandidateId) -> None:
-        """A dense load by the model's own loader."""
-        words = self.canonical(candidate)
-        model.load_weights(
-            (tensor.name, tensor_from_words(words[tensor.name].copy(), tensor.dtype, tensor.shape))
-            for tensor in self._source.tensors
-        )
-
-    def expected(self, rank: int, ranks: int, candidate: CandidateId) -> StoredBits:
-        """Stored bits of a rank after a dense load of version 0 and then of the candidate."""
-        key = (rank, ranks, candidate)
-        if key not in self._expected:
-            model = ToyModel(self._source.tensors, self._rules, rank, ranks)
-            self.load(model, NO_CANDIDATE)
-            if candidate != NO_CANDIDATE:
-                self.load(model, candidate)
-            self._expected[key] = stored_bits(model)
-        return self._expected[key]
-
-
-def differences(cluster: LocalCluster, receiver: LocalReceiver, version: Version) -> list[str]:
+def differences(cluster: Observed, receiver: LocalReceiver, version: Version) -> list[str]:
     """Names of the stored tensors that differ from a dense load of a committed version."""
     if receiver.bits is None:
         receiver.bits = stored_bits(receiver.model)
@@ -77,13 +48,13 @@ def differences(cluster: LocalCluster, receiver: LocalReceiver, version: Version
     return sorted(name for name in receiver.bits.keys() | wanted.keys() if receiver.bits.get(name) != wanted.get(name))
 
 
-def _require(cluster: LocalCluster, receiver: LocalReceiver, version: Version, why: str) -> None:
+def _require(cluster: Observed, receiver: LocalReceiver, version: Version, why: str) -> None:
     wrong = differences(cluster, receiver, version)
     if wrong:
         raise AssertionError(f"{receiver.life.name} {why} version {version}, but {wrong} hold other bits")
 
 
-def check_receiver(cluster: LocalCluster, receiver: LocalReceiver) -> None:
+def check_receiver(cluster: Observed, receiver: LocalReceiver) -> None:
     """A clean tag, an open gate and a running request mean one committed version. Raises: AssertionError."""
     report = receiver.node.report
     if report.tag.kind is TagKind.CLEAN:
@@ -95,7 +66,7 @@ def check_receiver(cluster: LocalCluster, receiver: LocalReceiver) -> None:
             _require(cluster, receiver, version, f"computes {request} with")
 
 
-def check_required(cluster: LocalCluster, record: Record) -> None:
+def check_required(cluster: Observed, record: Record) -> None:
     """Every required receiver that lives and was not prepared again holds the new version. Raises: AssertionError."""
     for member in record.required:
         receiver = cluster.receivers.get(member.receiver)
@@ -105,7 +76,7 @@ def check_required(cluster: LocalCluster, record: Record) -> None:
             _require(cluster, receiver, record.version, "is required in")
 
 
-def check_owner(cluster: LocalCluster, owner: LocalOwner) -> None:
+def check_owner(cluster: Observed, owner: LocalOwner) -> None:
     """A baseline at a version is that version, and the record's or the one before it. Raises: AssertionError."""
     report, record = owner.node.report, cluster.record
     if record is None or report.tracker.kind is not TrackerKind.AT:

@@ -19,15 +19,13 @@ from functools import partial
 from typing import Any
 
 from nemo_dcr.bits import Words
-from nemo_dcr.codec.records import PathClass
-from nemo_dcr.config import GateMode, QueueConfig, RefitConfig
+from nemo_dcr.config import QueueConfig, RefitConfig
 from nemo_dcr.control.memory import MemoryControl
 from nemo_dcr.ids import (
     NO_CANDIDATE,
     CandidateId,
     Incarnation,
     InstanceId,
-    Member,
     OwnerId,
     ReceiverId,
     Version,
@@ -36,17 +34,15 @@ from nemo_dcr.ids import (
 )
 from nemo_dcr.protocol.coordinator_events import CoordinatorEffect, SteppedDown, VersionCommitted
 from nemo_dcr.protocol.tags import Tag, TagKind, TrackerKind, TrackerTag
-from nemo_dcr.protocol.transition_state import CoordinatorConfig
 from nemo_dcr.receiver.paths import unite_tables
 from nemo_dcr.record import Record
-from nemo_dcr.runtime.coordinator import Coordinator
-from nemo_dcr.runtime.owner_node import OwnerNode
-from nemo_dcr.runtime.receiver_node import ReceiverNode
-from nemo_dcr.testing.local_checks import DenseOracle, StoredBits, check_owner, check_receiver, check_required
-from nemo_dcr.testing.local_network import CallFaults, Life, LocalControl, LocalEndpoints, LocalTransport, NodeCrashed
+from nemo_dcr.testing.local_checks import check_owner, check_receiver, check_required
+from nemo_dcr.testing.local_network import CallFaults, Life, NodeCrashed
+from nemo_dcr.testing.local_nodes import LocalCoordinator, LocalOwner, LocalReceiver, NodeKit
+from nemo_dcr.testing.local_oracle import DenseOracle
 from nemo_dcr.testing.local_source import LocalRank, LocalSource
-from nemo_dcr.testing.toy_loader import Rule, ToyModel
-from nemo_dcr.trace import Action, Emit
+from nemo_dcr.testing.toy_loader import Rule
+from nemo_dcr.trace import Emit
 from nemo_dcr.transport.memory import MemoryTransport
 
 FAST = RefitConfig(
@@ -62,41 +58,6 @@ NO_FAULTS = CallFaults()
 FIRST_DIGEST = b"version 0"
 PATIENCE = 10
 """A coordinator that waits for answers lets the nodes work so many times before it gives up."""
-
-
-@dataclass(eq=False)
-class LocalReceiver:
-    """One life of one rank."""
-
-    life: Life
-    node: ReceiverNode
-    model: ToyModel
-    classes: dict[str, PathClass]
-    bits: StoredBits | None = None
-    """What the storage held when it was last read; None after a write."""
-
-
-@dataclass(eq=False)
-class LocalOwner:
-    """One life of one trainer rank's owner."""
-
-    life: Life
-    node: OwnerNode
-    rank: LocalRank
-
-
-@dataclass(eq=False)
-class LocalCoordinator:
-    """One life of one coordinator; it may be replaced without knowing."""
-
-    life: Life
-    coordinator: Coordinator
-    out: bool = False
-
-    @property
-    def acts(self) -> bool:
-        """Alive, and not stepped down."""
-        return self.life.alive and not self.out
 
 
 @dataclass(eq=False)
@@ -147,10 +108,16 @@ class LocalCluster:
         self.requests: dict[str, tuple[InstanceId, Version]] = {}
         self.silent: set[str] = set()
         """Receivers and owners (`owner 0`) that live and cannot be reached."""
-        self._rules = rules
-        self._transport = transport or MemoryTransport(window=1 << 20)
-        self._queue = QueueConfig(group_payloads=group_payloads)
-        self._digest = FIRST_DIGEST if proved else b""
+        self._kit = NodeKit(
+            source=source,
+            rules=rules,
+            oracle=self.oracle,
+            control=self.control,
+            transport=transport or MemoryTransport(window=1 << 20),
+            refit=refit,
+            queue=QueueConfig(group_payloads=group_payloads),
+            digest=FIRST_DIGEST if proved else b"",
+        )
         self._later: list[Callable[[], object]] = []
         self._busy: set[str] = set()
         self._points: list[_Point] = []
@@ -169,24 +136,10 @@ class LocalCluster:
     def start_instance(self, instance: InstanceId) -> None:
         """Start every rank of an instance from the checkpoint of version 0, in place of an earlier life."""
         self.crash_instance(instance)
-        for rank in range(self.instances[instance]):
+        ranks = self.instances[instance]
+        for rank in range(ranks):
             name = receiver_id(instance, rank)
-            life = self._life(name)
-            model = ToyModel(self.source.tensors, self._rules, rank, self.instances[instance])
-            self.oracle.load(model, NO_CANDIDATE)
-            node = ReceiverNode(
-                member=Member(name, life.incarnation),
-                ranks=self.instances[instance],
-                model=model,
-                transport=LocalTransport(self._transport, self, life),
-                tracer=_Tracer(self, life),
-                refit=self.refit,
-                codec=self.source.codec,
-                queue=self._queue,
-                loaded_digest=self._digest,
-            )
-            classes, _ = node.prewarm(self.source.tensors)
-            self.receivers[name] = LocalReceiver(life, node, model, classes)
+            self.receivers[name] = self._kit.receiver(self, self._life(name), instance, rank, ranks)
 
     def crash_instance(self, instance: InstanceId) -> None:
         """Every rank dies; peers see broken connections."""
@@ -201,23 +154,7 @@ class LocalCluster:
         self.receivers = {name: r for name, r in self.receivers.items() if instance_of(name) != instance}
 
     def _start_owner(self, rank: LocalRank, *, first: bool = False) -> None:
-        life = self._life(f"owner {rank.owner}")
-        delta = rank.new_delta()
-        if first:
-            delta.capture(Version(0))
-        node = OwnerNode(
-            delta=delta,
-            incarnation=life.incarnation,
-            tracker=TrackerTag(TrackerKind.AT, Version(0)) if first else TrackerTag(),
-            resident=None if rank.frozen else rank.committed,
-            candidate=rank.frozen,
-            trainer=rank,
-            transport=LocalTransport(self._transport, self, life),
-            tracer=_Tracer(self, life),
-            codec=self.source.codec,
-            baseline_digest=self._digest if first else b"",
-        )
-        self.owners[rank.owner] = LocalOwner(life, node, rank)
+        self.owners[rank.owner] = self._kit.owner(self, self._life(f"owner {rank.owner}"), rank, first=first)
 
     def crash_owner(self, owner: OwnerId) -> None:
         """The process dies with its trackers; weights and frozen candidate survive on a replica."""
@@ -230,24 +167,18 @@ class LocalCluster:
 
     def take_over(self) -> LocalCoordinator:
         """Start one more coordinator; the others go on until they notice."""
-        life = self._life(f"coordinator {len(self.coordinators)}")
-        skew = self.rng.uniform(-0.5, 0.5) * self.refit.clock_skew_s
-        classes = unite_tables({str(name): receiver.classes for name, receiver in self.receivers.items()})
-        coordinator = Coordinator(
-            CoordinatorConfig(refit=self.refit, owners=tuple(self.owners), bootstrap_instances=len(self.instances)),
-            LocalEndpoints(self, life),
-            LocalControl(self.control, self, life),
-            LocalTransport(self._transport, self, life),
-            classes={name: path.value for name, path in classes.items()},
-            tracer=_Tracer(self, life),
+        started = self._kit.coordinator(
+            self,
+            self._life(f"coordinator {len(self.coordinators)}"),
+            owners=tuple(self.owners),
+            instances=len(self.instances),
+            classes=unite_tables({str(name): receiver.classes for name, receiver in self.receivers.items()}),
             observer=lambda effect: self._observe(started, effect),
-            now=lambda: self.time + skew,
             monotonic=lambda: self.time,
-            sleep=self.ticks,
+            skew=self.rng.uniform(-0.5, 0.5) * self.refit.clock_skew_s,
         )
-        started = LocalCoordinator(life, coordinator)
         self.coordinators.append(started)
-        self.guard(life, coordinator.become)
+        self.guard(started.life, started.coordinator.become)
         return started
 
     def _observe(self, actor: LocalCoordinator, effect: CoordinatorEffect) -> None:
@@ -299,6 +230,11 @@ class LocalCluster:
         """Nothing that was set by `at` happens any more."""
         self._points.clear()
 
+    def traced(self, life: Life, emitted: Emit) -> None:
+        """A node traced an action; what was set for it happens."""
+        self.trace.append((life.name, emitted))
+        self.reached(emitted.action.value, life.name)
+
     def reached(self, what: str, node: str) -> None:
         """A node is at a point; what was set for it happens."""
         for point in list(self._points):
@@ -316,10 +252,9 @@ class LocalCluster:
         for owner in owners:
             owner.node.weights_changed()
             owner.rank.load(candidate)
-            refusal = owner.node.freeze(candidate)
-            if refusal:
-                raise AssertionError(refusal)
             owner.rank.frozen = candidate
+            if self.guard(owner.life, partial(owner.node.freeze, candidate)):
+                raise AssertionError(f"{owner.life.name} refuses {candidate}")
         return candidate
 
     @property
@@ -381,11 +316,16 @@ class LocalCluster:
         node = self.receivers.get(call.receiver) if hasattr(call, "receiver") else self.owners.get(call.owner)
         if node is None or not node.life.alive:
             return False
+        name, busy = node.life.name, node.life.name in self._busy
+        self._busy.add(name)
         try:
             node.node.call(call, respond)
         except NodeCrashed as crash:
             if crash.life is not node.life:
                 raise
+        finally:
+            if not busy:
+                self._busy.discard(name)
         return node.life.alive
 
     def reaches(self, call: Any) -> bool:
@@ -440,7 +380,7 @@ class LocalCluster:
     def _serve(self, instance: InstanceId) -> None:
         running = [request for request, (where, _) in self.requests.items() if where == instance]
         first = self.receivers.get(receiver_id(instance, 0))
-        if first is None or not first.life.alive:
+        if first is None or not first.life.alive or first.life.name in self._busy:
             return
         if running and self.rng.random() < 0.3:
             self.requests.pop(running[0], None)
@@ -450,17 +390,3 @@ class LocalCluster:
             version = first.node.report.tag.version
             if self.guard(first.life, lambda: first.node.admit(request)):
                 self.requests[request] = (instance, version)
-
-
-class _Tracer:
-    """Records what a node traces; a dead one goes no further."""
-
-    def __init__(self, cluster: LocalCluster, life: Life) -> None:
-        self._cluster = cluster
-        self._life = life
-
-    def emit(self, emitted: Emit) -> None:
-        self._life.require()
-        self._cluster.trace.append((self._life.name, emitted))
-        self._cluster.reached(emitted.action.value, self._life.name)
-        self._life.require()

@@ -34,6 +34,7 @@ from nemo_dcr.record import (
 )
 from nemo_dcr.runtime.endpoints import OwnerAnswers, ReceiverAnswers
 from nemo_dcr.runtime.rpc import NoReply
+from nemo_dcr.trace import Emit
 from nemo_dcr.transport.base import Announcement, Buffer, Manifest, Publisher, Subscription, Transport
 
 
@@ -106,6 +107,10 @@ class Surroundings(Protocol):
 
     def ticks(self, seconds: float, until: Callable[[], bool] = lambda: True) -> None:
         """Let time pass and the nodes work, until something holds."""
+        ...
+
+    def traced(self, life: Life, emitted: Emit) -> None:
+        """A process traced an action."""
         ...
 
     def reached(self, what: str, node: str) -> None:

@@ -21,7 +21,7 @@ from nemo_dcr.errors import ConditionViolated
 from nemo_dcr.ids import NO_CANDIDATE, CandidateId, OwnerId
 from nemo_dcr.source.delta import DeltaOwner
 from nemo_dcr.source.exchange import LoneExchange
-from nemo_dcr.source.geometry import affine_row, input_row, make_plan, residual_row
+from nemo_dcr.source.geometry import ShardRow, affine_row, input_row, make_plan, residual_row
 from nemo_dcr.source.maps import BoxMap
 from nemo_dcr.source.projection import Cast, Identity, Projection, ScaledCast
 from nemo_dcr.source.residual import ResidualConverter
@@ -178,7 +178,7 @@ class LocalRank:
         words = scaled_words(tensor, self._full[tensor.name], self._full[SCALE])
         return [Part(BoxMap.whole(tensor), words)]
 
-    def rows(self) -> list[object]:
+    def rows(self) -> list[ShardRow]:
         """What this rank declares of its shards."""
         affine = [affine_row(self.owner, task) for task in self._tasks]
         inputs = [input_row(self.owner, watched) for watched in self._inputs]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from hypothesis import strategies as st
@@ -11,6 +10,7 @@ from hypothesis import strategies as st
 from nemo_dcr.ids import OwnerId, instance_of
 from nemo_dcr.protocol.coordinator_events import AbortRequested
 from nemo_dcr.testing.local_cluster import NO_FAULTS, LocalCluster
+from nemo_dcr.trace import Action, Emit
 
 RECEIVER_POINTS = (
     "EndpointPrepare",
@@ -103,9 +103,10 @@ class Chaos:
                 cluster.silent |= {name for name in cluster.receivers if instance_of(name) == instance}
             case "abort" if acting:
                 actor = acting[fault.which % len(acting)]
-                self.due.append((self.rounds + 1, fault)) if fault.point else cluster.guard(
-                    actor.life, lambda: actor.coordinator.feed(AbortRequested())
-                )
+                if fault.point:  # a machine cannot be fed from inside its own step
+                    self.due.append((self.rounds + 1, fault))
+                else:
+                    cluster.guard(actor.life, lambda: actor.coordinator.feed(AbortRequested()))
 
     def each_round(self) -> None:
         """What is due; dead nodes come back after some rounds, and silent ones are heard again."""
@@ -136,13 +137,20 @@ class Chaos:
         self.bring_back()
 
 
-def settle(cluster: LocalCluster, chaos: Chaos) -> None:
-    """Without further faults the transition ends and everybody serves the committed version.
-
-    Raises: AssertionError.
-    """
-    chaos.calm_down()
-    cluster.run(lambda: cluster.serving_all)
-
-
-Condition = Callable[[], bool]
+def fence_faults(trace: list[tuple[str, Emit]]) -> list[str]:
+    """Writes of a receiver under another attempt than the installed one, or after its stop_and_wait."""
+    found, installed, stopped = [], dict[str, int](), set[tuple[str, int]]()
+    for node, event in trace:
+        match event.action:
+            case Action.START_RECEIVER:
+                installed.pop(node, None)
+                stopped = {entry for entry in stopped if entry[0] != node}
+            case Action.ENDPOINT_PREPARE | Action.START_RESTORE:
+                installed[node] = event.attempt
+            case Action.STOP_AND_WAIT:
+                stopped.add((node, event.attempt))
+            case Action.APPLY_ITEM if installed.get(node) != event.attempt or (node, event.attempt) in stopped:
+                found.append(f"{node} wrote under attempt {event.attempt}, installed {installed.get(node)}")
+            case _:
+                pass
+    return found

@@ -278,6 +278,22 @@ def test_transition_begins_once_and_not_before_the_last_one_ended():
     assert (bool(node.effect(os_.AnswerTrainer).refusal), node.state.candidate) == (True, C1)
 
 
+def test_a_name_that_was_committed_is_never_frozen_again():
+    ended = Node(AT0, C1)
+    ended.call(UpdateBaseline(ME, C1, Version(1)))
+    ended.feed(os_.BaselineFilled(Version(1)))
+    ended.call(EndTransition(ME, C1, Version(1)))
+    restarted = Node()
+    restarted.state, _ = owner.start(ME, INC, tracker=AT1, resident=C1)
+    for node in (ended, restarted):
+        node.feed(os_.WeightsChanged())
+        node.feed(os_.CandidateFrozen(C1))
+        assert "new name" in node.effect(os_.AnswerTrainer).refusal
+        assert node.state.candidate == NONE
+        node.feed(os_.CandidateFrozen(C2))
+        assert node.state.candidate == C2
+
+
 def test_dead_candidate_is_dropped_after_its_stream_stopped_and_weights_are_reloaded():
     node = Node().streaming()
     assert node.call(DropCandidate(ME, C1)) is None
