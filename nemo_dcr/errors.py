@@ -151,6 +151,33 @@ class ControlPlaneUnavailable(NemoDcrError):
         super().__init__(f"control plane gave no reply to {operation}: {detail}; read the record to learn the outcome")
 
 
+class CheckpointInvalid(NemoDcrError):
+    """A file is no readable part of a checkpoint. Caller: fetch that checkpoint again, or do what the detail says."""
+
+    def __init__(self, path: str, detail: str) -> None:
+        self.path = path
+        self.detail = detail
+        super().__init__(f"{path} is not a usable checkpoint file: {detail}")
+
+
+class DeltaInvalid(NemoDcrError):
+    """A file of a checkpoint delta is missing, damaged or foreign. Caller: fetch that delta again."""
+
+    def __init__(self, path: str, detail: str) -> None:
+        self.path = path
+        self.detail = detail
+        super().__init__(f"{path} is not a usable part of a delta: {detail}")
+
+
+class BaseMismatch(NemoDcrError):
+    """A delta was made for other weights or files. Caller: name the checkpoint that the delta was made from."""
+
+    def __init__(self, base: str, detail: str) -> None:
+        self.base = base
+        self.detail = detail
+        super().__init__(f"{base} is not what the delta was made from: {detail}")
+
+
 class OperatorNeeded(NemoDcrError):
     """Retries cannot repair the failure. Caller: an operator reads the reason and acts."""
 

@@ -1,4 +1,4 @@
-"""The command line: `nemo-dcr demo`.
+"""The command line: `nemo-dcr demo`, and `diff`, `apply`, `verify`, `inspect` for checkpoint files.
 
 Errors are one line that says what to do. Exit codes (docs/exit-codes.md): 0 all well, 1 a stored bit differs, 2 usage,
 3 an operator is needed, 4 a part of the run failed, 130 interrupted.
@@ -16,6 +16,7 @@ from typing import Annotated
 import typer
 
 from nemo_dcr import __version__
+from nemo_dcr.cli import checkpoint
 from nemo_dcr.errors import InvalidConfig, NemoDcrError, OperatorNeeded
 
 EXIT_MISMATCH, EXIT_USAGE, EXIT_OPERATOR, EXIT_FAILED = 1, 2, 3, 4
@@ -75,6 +76,9 @@ def demo(
         report.write(json)
     if not report.ok:
         raise typer.Exit(EXIT_MISMATCH)
+
+
+checkpoint.register(app)
 
 
 def main() -> None:

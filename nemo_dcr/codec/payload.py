@@ -133,12 +133,7 @@ class VerifiedPayload:
         """
         body = self._decompress()
         header = self._header
-        try:
-            rows = wire.read_rows(body[: header.metadata_bytes].data)
-        except ValueError as error:
-            raise self._corrupt(f"metadata: {error}") from None
-        if len(rows) != header.items or len({row.name for row in rows}) != len(rows):
-            raise self._corrupt(f"{len(rows)} items where the header says {header.items}, or a name comes twice")
+        rows = self._read_rows(body)
         layout = Layout()
         metas = [self._check_row(row, layout, table) for row in rows]
         if header.metadata_bytes + layout.nbytes != header.body_bytes:
@@ -149,6 +144,23 @@ class VerifiedPayload:
             for row, meta in zip(rows, metas, strict=True)
             if row.name not in skip
         )
+
+    def rows(self) -> list[ItemRow]:
+        """The metadata rows as they stand on the wire, for a reader that shows them; only their schema is checked.
+
+        Raises: PayloadCorrupt.
+        """
+        return self._read_rows(self._decompress())
+
+    def _read_rows(self, body: Bytes) -> list[ItemRow]:
+        header = self._header
+        try:
+            rows = wire.read_rows(body[: header.metadata_bytes].data)
+        except ValueError as error:
+            raise self._corrupt(f"metadata: {error}") from None
+        if len(rows) != header.items or len({row.name for row in rows}) != len(rows):
+            raise self._corrupt(f"{len(rows)} items where the header says {header.items}, or a name comes twice")
+        return rows
 
     def _decompress(self) -> Bytes:
         header = self._header

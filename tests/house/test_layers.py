@@ -10,14 +10,14 @@ LEVEL = {
     **dict.fromkeys(("bits", "canonical", "kernels", "record", "control_rules"), 1),
     "codec": 2,
     **dict.fromkeys(("source", "receiver", "protocol", "transport", "control"), 3),
-    **dict.fromkeys(("runtime", "adapters", "testing"), 4),
+    **dict.fromkeys(("runtime", "adapters", "testing", "checkpoint"), 4),
     "cli": 5,
 }
 SIBLINGS_APART = {3: "components of level 3 meet only in runtime", 4: "adapters and helpers are handed to runtime"}
 MAY_MEET = {("testing", "runtime"), ("adapters", "runtime")}
 TORCH = ("nemo_dcr.bits.tensors", "nemo_dcr.source", "nemo_dcr.receiver", "nemo_dcr.adapters", "nemo_dcr.testing")
 TORCH = (*TORCH, "nemo_dcr.runtime", "nemo_dcr.cli")
-NUMPY = (*TORCH, "nemo_dcr.bits", "nemo_dcr.canonical", "nemo_dcr.kernels", "nemo_dcr.codec")
+NUMPY = (*TORCH, "nemo_dcr.bits", "nemo_dcr.canonical", "nemo_dcr.kernels", "nemo_dcr.codec", "nemo_dcr.checkpoint")
 FRAMEWORKS = ("vllm", "megatron", "ray", "transformers", "gguf", "accelerate")
 PURE = {"ids", "errors", "trace", "config", "record", "control_rules", "protocol"}
 PURE_STDLIB = {"__future__", "dataclasses", "enum", "hashlib", "collections", "typing", "itertools", "functools"}
