@@ -96,7 +96,10 @@ def test_setup_says_in_one_line_what_the_machine_lacks(script, line, root, tmp_p
     python = tmp_path / "python"
     python.write_text(script, encoding="utf-8")
     python.chmod(0o755)
-    done = subprocess.run(["make", "setup", f"PYTHON={python}"], cwd=tmp_path, capture_output=True, text=True)
+    # These tests run under `make check` too; a nested make would number itself and inherit its flags.
+    outside = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    command = ["make", "setup", f"PYTHON={python}"]
+    done = subprocess.run(command, cwd=tmp_path, env=outside, capture_output=True, text=True)
     said = [row for row in done.stderr.splitlines() if not row.startswith("make:")]
     assert (done.returncode, len(said)) == (2, 1)
     assert line in said[0]
