@@ -34,6 +34,7 @@ from nemo_dcr.receiver.conditions import (
     ReportedAsCopied,
     first_breach,
 )
+from nemo_dcr.receiver.escapes import MemoryEscapes, leaves_torch
 from nemo_dcr.receiver.hook import Operator, operator_of, tensors_in
 from nemo_dcr.receiver.paths import Step, StepKind
 from nemo_dcr.receiver.provenance import NOTHING, GuardedTensor, Origins, unwrap, wrap
@@ -61,8 +62,10 @@ class Observation:
     steps: list[Step] = field(default_factory=list)
     first_bits: list[Tensor] = field(default_factory=list)
     """With a shadow: flat source bits of each non-constant step into the shadowed storage that does not repeat."""
+    later_bits: list[tuple[int, Tensor]] = field(default_factory=list)
+    """With a shadow: position among `first_bits` of the view that a repeating step writes, and that step's source."""
     live_views: list[Tensor] = field(default_factory=list)
-    """The resident views of those steps."""
+    """The resident views of the steps of `first_bits`."""
     breach: Breach | None = None
 
     @property
@@ -90,7 +93,6 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._names: list[str] = [""]
         """Canonical name of each origin number."""
         self._current: Observation | None = None
-        self._guard = False
         self._shadow: Shadow | None = None
         self._thread = get_ident()
         self._given = 0
@@ -99,6 +101,10 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Another thread used a yielded tensor during the last load (LC2)."""
         self.late: set[str] = set()
         """Names that were copied after a later one had been yielded in the last load (LC11)."""
+        self.tied: dict[str, set[str]] = {}
+        """Names whose values some load put into one copy, and their partners; of all loads (LC12)."""
+        self.leaked: set[str] = set()
+        """Names whose values some load took out of torch (LC12)."""
         self.shadow_bytes = 0
         """Largest shadow so far."""
 
@@ -107,7 +113,6 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         tensors: Sequence[TensorMeta],
         content: Callable[[TensorMeta], Tensor],
         *,
-        guard: bool = False,
         shadow: Shadow | None = None,
     ) -> tuple[list[Observation], list[str] | None, str | None]:
         """Make one `load_weights` call over `tensors`.
@@ -116,7 +121,7 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         text of the exception that ended the call early, if one did.
         """
         seen: list[Observation] = []
-        self._guard, self._shadow, self.trespassed = guard, shadow, False
+        self._shadow, self.trespassed = shadow, False
         self._call_start = len(self._names)
         self.late = set()
         if shadow is not None:
@@ -124,7 +129,8 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         report: list[str] | None = None
         error: str | None = None
         try:
-            with torch.inference_mode(self._residents.on_inference_mode), torch.no_grad(), self:
+            escapes = MemoryEscapes(self._residents, self._refuse_array)
+            with torch.inference_mode(self._residents.on_inference_mode), torch.no_grad(), escapes, self:
                 reported = self._model.load_weights(self._feed(tensors, content, seen))
                 report = None if reported is None else [str(name) for name in reported]
         except LoadAborted:
@@ -149,7 +155,10 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             tensor = content(meta)
             self._given = storage_key(tensor)
             self._origins.set(tensor, frozenset({observation.number}))
-            yield meta.name, GuardedTensor(tensor, self._trespass) if self._guard else tensor
+            yield meta.name, GuardedTensor(tensor, self._trespass)
+
+    def _refuse_array(self, function: str) -> None:
+        raise self._refuse(InterceptedWrites(f"an array from {function}", constant=False))
 
     def _trespass(self) -> None:
         if get_ident() != self._thread:
@@ -174,11 +183,13 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._write(func, operator, args, inner, inner_kwargs, inputs)
         origins = NOTHING if func._schema.name in _SHAPE_ONLY_NAMES else self._origins_of(inputs)
         result = func(*self._shadowed(inner), **self._shadowed(inner_kwargs))
+        if leaves_torch(result):
+            self.leaked.update(self._names[number] for number in origins if number > 0)
         known = {storage_key(tensor) for tensor in inputs}
         for made in tensors_in(result):
             if storage_key(made) not in known:
                 self._origins.add(made, origins)
-        return wrap(result, self._trespass) if self._guard and any(number > 0 for number in origins) else result
+        return wrap(result, self._trespass) if any(number > 0 for number in origins) else result
 
     def _origins_of(self, tensors: Sequence[Tensor]) -> frozenset[int]:
         """Yields are positive numbers, resident storage s is -1 - s."""
@@ -238,23 +249,29 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         origins = self._origins_of([source])
         given = sorted(number for number in origins if number > 0)
         observation = self._owner(given)
+        if observation is None or (destination.numel() == 0 and not given):
+            return
         if not origins:
             self._constant(destination, source, storage, operator)
             return
         repeats = any(step.target == target for step in observation.copies)
-        self._check_reads({-1 - number for number in origins if number < 0}, observation, target, repeats)
+        if destination.numel() > 0:
+            self._check_reads({-1 - number for number in origins if number < 0}, observation, target, repeats)
         if len(given) > 1:
-            tied = {self._names[number] for number in given} - {observation.tensor.name}
-            raise self._refuse(NoStateAcrossCalls(tied_to=tied))
+            raise self._refuse_tie({self._names[number] for number in given}, observation)
         direct = storage_key(source) == self._given and not source.is_conj() and not source.is_neg()
         kind = StepKind.DIRECT if direct else StepKind.DERIVED
         expanded = source.expand(destination.shape)
-        observation.steps.append(Step(kind, target, view_of(expanded, CANONICAL) if direct else None, repeats))
         if self._shadow is not None and self._shadow.storage == storage:
-            if not repeats:
-                observation.first_bits.append(integer_view(expanded.resolve_conj().resolve_neg()).flatten().clone())
+            bits = integer_view(expanded.resolve_conj().resolve_neg()).flatten().clone()
+            if repeats:
+                firsts = [s.target for s in observation.copies if s.target.storage == storage and not s.repeats]
+                observation.later_bits.append((firsts.index(target), bits))
+            else:
+                observation.first_bits.append(bits)
                 observation.live_views.append(destination)
             self._shadow.of(destination).copy_(self._shadowed(expanded))
+        observation.steps.append(Step(kind, target, view_of(expanded, CANONICAL) if direct else None, repeats))
 
     def _check_reads(self, read: set[int], observation: Observation, target: View, repeats: bool) -> None:
         """A value may be computed from resident storage only in a composed step, and only from its own target."""
@@ -266,21 +283,27 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise self._refuse(Elementwise(foreign_read=name))
         raise self._refuse(DistinctPlaceholder(first_from_resident=True))
 
-    def _owner(self, given: Sequence[int]) -> Observation:
-        """The current observation, once the source is known to belong to it."""
+    def _owner(self, given: Sequence[int]) -> Observation | None:
+        """The current observation, once the source is known to belong to it; None for a copy that comes late.
+
+        Late copies do not end the load, so that the loader's own state is whole when its tensors are taken one by one.
+        """
         if self._current is None:
             raise LoadAborted
         earlier = [number for number in given if number < self._call_start]
         if earlier:
-            raise self._refuse(NoStateAcrossCalls(tied_to={self._names[number] for number in earlier}))
+            raise self._refuse_tie({self._names[number] for number in earlier}, self._current)
         late = [self._names[number] for number in given if number != self._current.number]
         if late and len(given) == 1:
             self.late.update(late)
-            raise self._refuse(ConsumedInOrder(current=self._current.tensor.name, late=late[0]))
+            self._refuse(ConsumedInOrder(current=self._current.tensor.name, late=late[0]))
+            return None
         return self._current
 
     def _constant(self, destination: Tensor, value: Any, storage: int, operator: Operator) -> None:
-        observation = self._owner([])
+        observation = self._current
+        if observation is None:
+            raise LoadAborted
         values = [value] if isinstance(value, Tensor) else []
         constant = not self._origins_of(values)
         present = False
@@ -298,8 +321,15 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             observation.breach = wrong
         observation.steps.append(Step(StepKind.CONSTANT, view_of(destination, storage), None, repeats=False))
 
+    def _refuse_tie(self, names: set[str], current: Observation) -> LoadAborted:
+        """One copy needs several tensors: all of them break the row, not only the one that came last."""
+        names = names | {current.tensor.name}
+        for name in names:
+            self.tied.setdefault(name, set()).update(names - {name})
+        return self._refuse(NoStateAcrossCalls(tied_to=names - {current.tensor.name}))
+
     def _refuse(self, row: Condition) -> LoadAborted:
-        """Note the broken row at the current tensor; the caller raises the result."""
+        """Note the broken row at the current tensor; the caller raises the result to end the load."""
         if self._current is not None and self._current.breach is None:
             self._current.breach = first_breach(row)
         return LoadAborted()

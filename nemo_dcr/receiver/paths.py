@@ -120,9 +120,9 @@ def unite_tables(
 
     Raises: UnsupportedLoaderPath when a receiver cannot take a name, does not know it, or no receiver takes it (LC3).
     """
-    united: dict[str, PathClass] = {}
-    for name in sorted({name for table in tables.values() for name in table}):
-        found: dict[str, PathClass] = {}
+    names = sorted({name for table in tables.values() for name in table})
+    # Broken conditions first: a name that nobody takes may be the consequence of one.
+    for name in names:
         for receiver, table in tables.items():
             if name not in table:
                 raise UnsupportedLoaderPath(
@@ -130,12 +130,14 @@ def unite_tables(
                     "LC3",
                     f"receiver {receiver} was not prewarmed with it; prewarm all ranks with one tensor table",
                 )
-            found[str(receiver)] = table[name]
             if table[name] is PathClass.UNSUPPORTED:
                 code, detail = (reasons or {}).get(str(receiver), {}).get(name, ("LC1-LC12", "see its loader table"))
                 raise UnsupportedLoaderPath(name, code, f"receiver {receiver}: {detail}")
-        united[name] = unite(found.values())
-        takers = sum(path_class is not PathClass.SKIPPED for path_class in found.values())
+    united: dict[str, PathClass] = {}
+    for name in names:
+        found = [table[name] for table in tables.values()]
+        united[name] = unite(found)
+        takers = sum(path_class is not PathClass.SKIPPED for path_class in found)
         wrong = TakenSomewhere(receivers=len(found), takers=takers).check()
         if wrong is not None:
             raise UnsupportedLoaderPath(name, TakenSomewhere.code, wrong)

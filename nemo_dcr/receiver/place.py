@@ -96,6 +96,8 @@ class DenseScratchPlacer:
 
     def place(self, name: str, destination: Tensor, source: Tensor) -> None:
         """See `Placer`."""
+        if destination.numel() == 0 and not self._comes_next(destination):
+            return
         step, number = self._expect(name, destination)
         expanded = source.expand(destination.shape)
         if step.kind is StepKind.CONSTANT:
@@ -135,6 +137,11 @@ class DenseScratchPlacer:
     def scratch_write(self, name: str, operator: Operator) -> None:
         """See `Placer`."""
         self._fail(BitsPreserved(edited_by=operator.name), name)
+
+    def _comes_next(self, destination: Tensor) -> bool:
+        steps = () if self._path is None else self._path.steps
+        storage = self._table.residents.number_of(destination)
+        return self._next < len(steps) and steps[self._next].target == view_of(destination, storage or 0)
 
     def _expect(self, name: str, destination: Tensor) -> tuple[Step, int]:
         """The step that has to come now, if it writes this view."""

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nemo_dcr.bits.tensors import torch_dtype
+from nemo_dcr.bits.tensors import tensor_from_words, torch_dtype
 from nemo_dcr.canonical import TensorMeta
 from nemo_dcr.codec.records import PathClass
 from nemo_dcr.errors import OperatorNeeded, UnsupportedDtype
@@ -43,6 +43,7 @@ from nemo_dcr.receiver.rearranged import rearranged_copies
 from nemo_dcr.receiver.report import report_row
 from nemo_dcr.receiver.residents import NativeModel, Residents
 from nemo_dcr.receiver.scratch import Scratch
+from nemo_dcr.receiver.ties import is_tied
 from nemo_dcr.receiver.views import CANONICAL, View, covered_bytes, overlapping
 
 __all__ = ["LoaderTable", "prewarm"]
@@ -90,10 +91,11 @@ class _Survey:
 
     def table(self, tensors: Sequence[TensorMeta]) -> LoaderTable:
         known = [meta for meta in tensors if self._is_known(meta)]
-        first = self._observe(known, _lazy_zeros, guard=True)
+        first = self._observe(known, _lazy_zeros)
         self._scratch = Scratch(max((meta.nbytes for meta in known), default=0))
         self._compare_second_load(first)
         probed = self._probe(first)
+        self._find_ties(first)
         self._find_overlaps(first)
         written = self._find_rearranged(first)
         paths = {meta.name: self._path(meta, first.get(meta.name), probed.get(meta.name)) for meta in tensors}
@@ -112,14 +114,16 @@ class _Survey:
 
     # -- observing ----------------------------------------------------------------------------------------------
 
-    def _observe(self, tensors: Sequence[TensorMeta], content: Content, *, guard: bool) -> dict[str, Observation]:
+    def _observe(self, tensors: Sequence[TensorMeta], content: Content) -> dict[str, Observation]:
         """One observation of each tensor, in as few calls as the loader allows."""
         found: dict[str, Observation] = {}
         alone: list[TensorMeta] = []
+        together: set[str] = set()
         pending = list(tensors)
         while pending and self._grouped:
-            seen, report, error = self._observer.load(pending, content, guard=guard)
+            seen, report, error = self._observer.load(pending, content)
             late = self._observer.late
+            together |= late | {observation.tensor.name for observation in seen if observation.copies}
             unclear = bool(late) or self._observer.trespassed or bool(self._residents.replaced())
             complete = error is None and len(seen) == len(pending)
             if not unclear and error is None:
@@ -139,10 +143,15 @@ class _Survey:
             pending = pending[len(seen) :]
         if not self._grouped:
             alone += pending
-        return found | {meta.name: self._observe_alone(meta, content, guard=guard) for meta in alone}
+        for meta in alone:
+            found[meta.name] = self._observe_alone(meta, content)
+            if found[meta.name].breach is None and not found[meta.name].copies and meta.name in together:
+                # Not a native skip: among the others it was copied.
+                found[meta.name].breach = first_breach(NoStateAcrossCalls(order=True))
+        return found
 
-    def _observe_alone(self, meta: TensorMeta, content: Content, *, guard: bool) -> Observation:
-        seen, report, error = self._observer.load([meta], content, guard=guard)
+    def _observe_alone(self, meta: TensorMeta, content: Content) -> Observation:
+        seen, report, error = self._observer.load([meta], content)
         observation = seen[0] if seen else Observation(meta, 0)
         if observation.breach is None:
             row = report_row(report, seen, self._residents)
@@ -158,12 +167,12 @@ class _Survey:
     def _compare_second_load(self, first: dict[str, Observation]) -> None:
         """Load again in reverse order with other contents: the steps must be the same."""
         good = [observation.tensor for observation in first.values() if observation.breach is None]
-        again = self._observe(good[::-1], self._ones, guard=False)
+        again = self._observe(good[::-1], self._ones)
         self._scratch.clear()
         for name, second in again.items():
             breach = second.breach
             if breach is None and second.steps != first[name].steps:
-                alone = self._observe_alone(second.tensor, _lazy_zeros, guard=False)
+                alone = self._observe_alone(second.tensor, _lazy_zeros)
                 by_order = alone.steps != first[name].steps
                 row = NoStateAcrossCalls(order=True) if by_order else Elementwise(deterministic=False)
                 breach = first_breach(row)
@@ -175,8 +184,10 @@ class _Survey:
 
     def _ones(self, meta: TensorMeta) -> Tensor:
         self._scratch.clear()
-        self._scratch.fill(meta).fill(probe_pairs(meta.dtype)[0][1])
-        return self._scratch.tensor(meta)
+        words = self._scratch.fill(meta)
+        words.fill(probe_pairs(meta.dtype)[0][1])
+        # The same memory under a storage of its own, so that a copy which comes late is told from the current one.
+        return tensor_from_words(words, meta.dtype, meta.shape)
 
     # -- judging ------------------------------------------------------------------------------------------------
 
@@ -191,6 +202,18 @@ class _Survey:
                 if breach is not None:
                     self._breaches[name] = breach
         return probed
+
+    def _find_ties(self, first: dict[str, Observation]) -> None:
+        """Refuse copies of several tensors, and computed paths that change with the value of another one (LC12)."""
+        for name, partners in self._observer.tied.items():
+            self._note(name, first_breach(NoStateAcrossCalls(tied_to=partners)))
+        leaked = [first[name].tensor for name in sorted(self._observer.leaked) if name not in self._breaches]
+        for name, observation in first.items():
+            if name not in self._breaches and is_tied(
+                self._observer, self._residents, self._scratch, observation, leaked, grouped=self._grouped
+            ):
+                others = {meta.name for meta in leaked} - {name}
+                self._note(name, first_breach(NoStateAcrossCalls(tied_to=others)))
 
     def _find_overlaps(self, first: dict[str, Observation]) -> None:
         """Refuse copies that share bytes, but for one view of one path (LC7), and constants under copies (LC1)."""

@@ -5,8 +5,8 @@ arithmetic), and composed when a second copy into the same view follows. Such a 
 functions of one canonical element each. The probe loads patterns of two words q1, q2 that the path maps to different
 bits at every output: whole tensors of each, and for every bit of the element number the pattern of that bit and its
 complement. An output of one element shows q2's bits in exactly one pattern of every such pair; an output of two
-elements does not. The first copy's source and the final bits must agree on it, so that the mask of the first serves
-the last.
+elements does not. The first copy's source, the source of every later copy into the view and the final bits must agree
+on it, so that the mask of the first serves all of them.
 Not handled: more than 2**20 elements are told apart by 20 bits of a mixed number, so a dependence between two given
 elements is missed with probability 2**-20; a dependence that no pattern of q1 and q2 shows is missed.
 
@@ -130,6 +130,7 @@ class PathProbe:
     def _probe_elements(self, observation: Observation, storage: int, pair: tuple[int, int], constant: Bits) -> None:
         low, high = pair
         low_first, low_final = self._load(observation, storage, _uniform(low))
+        low_later = self._later
         again = self._load(observation, storage, _uniform(low), flipped=True)[1]
         if not _all([~part for part in _differ(low_final, again)]):
             detail = "two loads of one tensor over different resident bits differ"
@@ -140,6 +141,7 @@ class PathProbe:
                 row = InterceptedWrites("aten.copy_ (of padding)", constant=True, bits_present=False)
                 raise _Broken(first_breach(row))
         high_first, high_final = self._load(observation, storage, _uniform(high))
+        high_later = self._later
         for bit in range(min(_PROBE_BITS, (observation.tensor.numel - 1).bit_length())):
             in_pattern: Bits = []
             for inverted in (False, True):
@@ -153,6 +155,11 @@ class PathProbe:
                     same = (shows_high[number] == masked_high[number]) & (shows_low[number] == masked_low[number])
                     other = in_pattern[number] ^ shows_high[number] if inverted else one
                     if not bool(torch.where(still, shows_low[number], one & same & other).all()):
+                        raise _Broken(first_breach(Elementwise(independent=False)))
+                for (view, bits), (_, all_low), (_, all_high) in zip(self._later, low_later, high_later, strict=True):
+                    # The final bits alone would not tell a step that moves elements from a later one that undoes it.
+                    agrees = ((bits == all_high) == shows_high[view]) & ((bits == all_low) == shows_low[view])
+                    if not bool(agrees.all()):
                         raise _Broken(first_breach(Elementwise(independent=False)))
                 in_pattern = shows_high
 
@@ -186,7 +193,7 @@ class PathProbe:
         self._scratch.clear()
         if error is not None or seen[0].breach is not None or seen[0].steps != observation.steps:
             raise _Broken((seen[0].breach if seen else None) or first_breach(Elementwise(deterministic=False)))
-        self._live = seen[0].live_views
+        self._live, self._later = seen[0].live_views, seen[0].later_bits
         return seen[0].first_bits, [shadow.bits(view) for view in seen[0].live_views]
 
 

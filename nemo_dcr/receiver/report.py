@@ -1,7 +1,8 @@
 """Comparing the names that a loader reports with the copies that were intercepted.
 
 Loaders report by two conventions: the resident name that they wrote, or the canonical name that they were given; tied
-names of one storage stand for each other. A reported name that is no resident tensor and has no copy is a native skip.
+names of one storage stand for each other. A reported name that is no resident tensor and has no copy is a native skip;
+a resident tensor without elements needs no copy.
 
 Paper: Section 6.1 (loader conditions); Figure A.8   Conditions: LC2, LC3
 """
@@ -38,7 +39,9 @@ def report_row(report: Iterable[str] | None, taken: Collection[Taken], residents
     reported = set(report)
     copied = {step.target.storage for entry in taken for step in entry.copies}
     not_copied = [
-        name for name in reported if name in residents.tensors and residents.tensors[name].storage not in copied
+        name
+        for name in reported & residents.tensors.keys()
+        if residents.tensors[name].storage not in copied and residents.tensors[name].tensor.numel() > 0
     ]
     not_reported = [
         entry.tensor.name

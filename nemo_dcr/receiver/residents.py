@@ -69,6 +69,9 @@ class Resident:
     storage: int
     """Number of its storage in `Residents`."""
     place: tuple[Any, ...]
+    kind: type[Tensor]
+    attributes: dict[str, Any]
+    """The tensor's own attributes, such as its loader."""
 
 
 def _place(tensor: Tensor) -> tuple[Any, ...]:
@@ -101,7 +104,9 @@ class Residents:
         """Parameters and buffers by name, sorted."""
         for name, tensor in sorted(_named_tensors(model), key=lambda entry: entry[0]):
             number = self._register(name, tensor)
-            self.tensors[name] = Resident(name, tensor, tensor.detach(), number, _place(tensor))
+            self.tensors[name] = Resident(
+                name, tensor, tensor.detach(), number, _place(tensor), type(tensor), vars(tensor)
+            )
         self._attributes: dict[str, weakref.ref[Tensor]] = {}
         for name, tensor in _attribute_tensors(model):
             if storage_key(tensor):
@@ -133,7 +138,7 @@ class Residents:
         return {name: tensor for name, tensor in found.items() if tensor is not None}
 
     def put_back(self) -> None:
-        """Undo a loader's rebinding of parameters and buffers (`.data =`, new objects); their storage is untouched."""
+        """Undo a loader's rebinding of parameters and buffers (`.data =`, new and swapped objects), not writes."""
         modules = dict(getattr(self._model, "named_modules", dict)())
         for name in self.replaced():
             resident = self.tensors.get(name)
@@ -145,8 +150,13 @@ class Residents:
                     del slot[leaf]
                 elif leaf in slot and resident is not None:
                     slot[leaf] = resident.tensor
+            if resident is not None and type(resident.tensor) is not resident.kind:
+                fresh = resident.pinned.as_subclass(resident.kind)
+                torch.utils.swap_tensors(resident.tensor, fresh)  # type: ignore[no-untyped-call]
             if resident is not None and _place(resident.tensor) != resident.place:
                 resident.tensor.data = resident.pinned
+            if resident is not None and vars(resident.tensor) is not resident.attributes:
+                vars(resident.tensor).update(resident.attributes)
 
     def moved(self) -> list[str]:
         """Names whose tensor no longer has the storage, pointer, shape, stride or dtype of prewarm (LC9)."""
@@ -159,7 +169,7 @@ class Residents:
         return sorted(gone | set(now) - set(self.tensors) | set(self.moved()))
 
     def checksums(self) -> dict[str, int]:
-        """A fast sum over the words of each resident storage, to notice an unseen write (not a proof of equality)."""
+        """A fast checksum over the words of each resident storage, to notice an unseen write (no proof of equality)."""
         seen: set[int] = set()
         sums: dict[str, int] = {}
         for name, resident in self.tensors.items():
@@ -174,11 +184,24 @@ class Residents:
         return any(resident.tensor.is_inference() for resident in self.tensors.values())
 
 
+_BLOCK_WORDS = 1 << 16
+
+
 def _checksum(tensor: Tensor) -> int:
+    """A weighted sum of mixed words: words that change places change it too."""
     storage = tensor.untyped_storage()
     raw = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage, 0, (storage.nbytes(),), (1,))
     whole = storage.nbytes() // 8 * 8
-    return int(raw[:whole].view(torch.int64).sum()) + (int(raw[whole:].sum(dtype=torch.int64)) << 64)
+    words, rest = raw[:whole].view(torch.int64), raw[whole:].to(torch.int64)
+    draw = np.random.default_rng(0).integers(0, 1 << 63, min(max(len(words), 8), _BLOCK_WORDS), dtype=np.int64)
+    weights = torch.from_numpy(draw).to(tensor.device)
+    total = 0
+    for start in range(0, len(words), _BLOCK_WORDS):
+        block = words[start : start + _BLOCK_WORDS]
+        # The high half goes into the low one, so that the top bits meet every bit of a weight.
+        mixed = ((block >> 32) & 0xFFFFFFFF).bitwise_xor_(block)
+        total = (total * 0x9E3779B97F4A7C15 + int(mixed.mul_(weights[: len(block)]).sum())) & ((1 << 64) - 1)
+    return total + (int((rest * weights[: len(rest)]).sum()) << 64)
 
 
 @dataclass(frozen=True, slots=True)

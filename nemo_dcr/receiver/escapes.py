@@ -1,0 +1,44 @@
+"""Ways out of torch: memory and values that a loader takes to where no operator is seen.
+
+An array over resident memory (`numpy()`, `__array__`, DLPack) could be written unseen, so that prewarm refuses to hand
+one out. A value that a loader reads into Python (`item()`, `bool()`) may come back in the load of another tensor, where
+it looks like a constant; the observer remembers the names, and `ties` loads the others over other values of them.
+Not handled: arrays that were taken before prewarm, raw pointers, and storage objects; checksums notice what they write.
+
+Paper: Section 6.1 (dispatch hook); Table A.2   Proofs: L5 inactive_unchanged   Conditions: LC1, LC12
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from nemo_dcr.receiver.residents import Residents
+
+_ARRAYS = frozenset({"numpy", "__array__", "__dlpack__", "__cuda_array_interface__"})
+
+
+class MemoryEscapes(TorchFunctionMode):
+    """Calls `refuse` before an array over resident memory is made on this thread; `refuse` raises."""
+
+    def __init__(self, residents: Residents, refuse: Callable[[str], None]) -> None:
+        super().__init__()
+        self._residents = residents
+        self._refuse = refuse
+
+    def __torch_function__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Called by torch for every call of its Python interface on this thread."""
+        name = getattr(func, "__name__", "")
+        if name in _ARRAYS and any(isinstance(a, Tensor) and self._residents.number_of(a) is not None for a in args):
+            self._refuse(f"Tensor.{name}")
+        return func(*args, **(kwargs or {}))
+
+
+def leaves_torch(result: Any) -> bool:
+    """An operator gave a Python number or truth value."""
+    return isinstance(result, bool | int | float | complex)
