@@ -5,7 +5,7 @@ the resident storages that went into it. A tensor of no origin is a constant. St
 references keep an identity from being reused while it is remembered.
 `GuardedTensor` poses as a yielded tensor and all that is made from it. Only the observing thread can use it: in any
 other thread a write from it does nothing, so that a threaded loader cannot touch resident storage unseen.
-Not handled: values that leave torch (`item()`): such a constant is compared with resident bits; see `ties`.
+Not handled: values that leave torch (`item()`): they make constants, compared with the resident bits; see also `ties`.
 
 Paper: Section 6.1 (prewarm); Table A.2   Proofs: L5 inactive_unchanged   Conditions: LC2, LC4, LC11, LC12
 """

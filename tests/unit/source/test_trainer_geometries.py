@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -37,6 +38,7 @@ from nemo_dcr.source.exchange import Exchange, GroupExchange, KeyStore
 from nemo_dcr.source.ownership import stable_hash
 from nemo_dcr.source.residual import ResidualConverter
 from nemo_dcr.source.setup import agree_plan
+from nemo_dcr.testing.checkpoint import read_checkpoint, smollm2_checkpoint, tensor_table
 from nemo_dcr.testing.fused_layout import FusedRank, FusedShape, Load
 from nemo_dcr.testing.ranks import run_in_processes, run_in_threads
 from nemo_dcr.testing.source_cases import apply_items, changed_set, changed_words, random_words
@@ -269,8 +271,6 @@ def train_and_compare(store: KeyStore, rank: int, world: int) -> None:
     owner.update_baseline(V1)
     for tensor, box, held in owner.tracker_words():
         assert held.tobytes() == box.take(new[tensor.name]).tobytes()
-    if world == 3:
-        smollm2_on_three_ranks(exchange)
 
 
 def fused_owner(exchange: Exchange, layout: FusedRank, config: CodecConfig) -> DeltaOwner:
@@ -301,24 +301,26 @@ def fused_records(
     return found
 
 
-def random_version(version: int) -> Load:
-    """Words of every tensor of the real checkpoint's table; 0.5% of them change their last bit."""
-    block = random_words(np.random.default_rng(1), "BF16", 65537)
+def checkpoint_version(directory: Path, version: int) -> Load:
+    """Words of the real checkpoint; in version 1 about 0.5% of each tensor's elements have another last bit."""
+    tensors = {tensor.name: value for tensor, value in read_checkpoint(directory)}
 
     def load(tensor: TensorMeta) -> Words:
-        number = stable_hash(tensor.name)
-        flat = np.resize(block, tensor.numel) + np.uint16(number & 0xFFFF)
+        flat = copied_words(tensors[tensor.name])
         if version:
-            flat[np.random.default_rng(number).integers(0, tensor.numel, tensor.numel // 200 + 1)] ^= 1
+            draw = np.random.default_rng(stable_hash(tensor.name))
+            flat[draw.integers(0, tensor.numel, tensor.numel // 200 + 1)] ^= 1
         return flat
 
     return load
 
 
-def smollm2_on_three_ranks(exchange: Exchange) -> None:
+def fused_checkpoint(store: KeyStore, rank: int, world: int, directory: Path) -> None:
     """9 heads and 3 key-value heads: 272 tensors, 91 of them residual (query, key, value, embedding)."""
-    before, after = random_version(0), random_version(1)
-    layout = FusedRank(SMOLLM2, exchange.rank, exchange.world, before)
+    exchange = GroupExchange(store)
+    before, after = checkpoint_version(directory, 0), checkpoint_version(directory, 1)
+    layout = FusedRank(SMOLLM2, rank, world, before)
+    assert layout.shape.tensors() == tensor_table(directory)
     owner = fused_owner(exchange, layout, CodecConfig(chunk_target_bytes=16 << 20))
     layout.load(after)
     found: dict[str, list[bytes]] = {}
@@ -328,17 +330,21 @@ def smollm2_on_three_ranks(exchange: Exchange) -> None:
         assert item.values.tobytes() == (new ^ old if item.encoding is Encoding.XOR else new).tobytes()
         found[item.tensor.name] = [item.flat_indices().tobytes()]
     every = [msgspec.msgpack.decode(data) for data in exchange.gather(msgspec.msgpack.encode(found))]
-    assert len(layout.shape.tensors()) == 272
-    for tensor in layout.shape.tensors()[exchange.rank :: exchange.world]:
+    for tensor in layout.shape.tensors()[rank::world]:
         parts = [np.frombuffer(data, dtype=np.int64) for ranks in every for data in ranks.get(tensor.name, [])]
         expected = np.flatnonzero(before(tensor) != after(tensor))
         assert np.array_equal(np.sort(np.concatenate(parts)), expected)
 
 
 @pytest.mark.slow
+def test_fused_ranks_of_the_real_checkpoint_emit_its_changed_set(tmp_path: Path) -> None:
+    run_in_processes(3, fused_checkpoint, smollm2_checkpoint(tmp_path / "model"))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("world", [2, 3])
 def test_fsdp2_and_fused_ranks_emit_the_changed_set_of_the_gathered_weights(world: int) -> None:
-    """With 3 ranks also: uneven and empty FSDP shards, and the tensor table of the real checkpoint."""
+    """With 3 ranks also: uneven and empty FSDP shards."""
     run_in_processes(world, train_and_compare)
 
 
