@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 import numpy as np
 import torch
@@ -38,7 +39,8 @@ _VALUE_PAIRS = ((1, 2), (0, 1), (-1, 1), (0.25, 3), (-2, -1))
 _BYTE_PAIRS = ((0x01, 0x02), (0x00, 0xFF))
 
 
-def probe_pairs(dtype: str) -> list[tuple[int, int]]:
+@cache
+def probe_pairs(dtype: str) -> tuple[tuple[int, int], ...]:
     """Pairs of words to try as (q1, q2): small numbers of the dtype, then patterns that differ in every byte."""
     kind = unsigned(dtype)
     pairs: list[tuple[int, int]] = []
@@ -53,7 +55,7 @@ def probe_pairs(dtype: str) -> list[tuple[int, int]]:
         pairs.append((low, high))
     if dtype == "BOOL":
         pairs = [(0, 1)]
-    return list(dict.fromkeys(pair for pair in pairs if pair[0] != pair[1]))
+    return tuple(dict.fromkeys(pair for pair in pairs if pair[0] != pair[1]))
 
 
 @dataclass(slots=True)
@@ -96,7 +98,7 @@ class PathProbe:
         result = Probed()
         if meta.numel == 0:
             return result
-        pairs = probe_pairs(meta.dtype)
+        pairs = list(probe_pairs(meta.dtype))
         try:
             for storage in sorted({step.target.storage for step in steps if _unproven(step, meta)}):
                 pairs = self._probe_storage(observation, storage, pairs, result)

@@ -10,6 +10,7 @@ Paper: Section 6.1; Proposition 1   Conditions: LC1-LC12
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -107,18 +108,19 @@ def refit_outcome(
         dense = make()
         dense_load(dense, tensors, old)
         dense_load(dense, tensors, new)
-        engine.attempt(first, attempt=1)
+        attempts = itertools.count(1)
+        engine.attempt(first, next(attempts))
         _require(engine.model, dense, "the first attempt")
-        engine.attempt(retry, attempt=2)
+        engine.attempt(retry, next(attempts))
         _require(engine.model, dense, "a retry over a complete attempt")
-        for what, spoil in (("no change", None), ("a part of the XOR items", first), ("any elements", [])):
-            other = _Engine(make, tensors, old)
-            if what == "any elements":
-                _mix(other.model, dense, rng)
-            elif spoil:
-                other.attempt(_parts(spoil, rng), attempt=1)
-            other.attempt(rng.sample(retry, len(retry)), attempt=2)
-            _require(other.model, dense, f"an overwrite retry over {what}")
+        for what in ("no change", "a part of the first attempt", "any elements"):
+            engine.take_back()
+            if what == "a part of the first attempt":
+                engine.attempt(_parts(first, rng), next(attempts))
+            elif what == "any elements":
+                _mix(engine.model, dense, rng)
+            engine.attempt(rng.sample(retry, len(retry)), next(attempts))
+            _require(engine.model, dense, f"an overwrite retry over {what}")
     return Outcome("", "", classes)
 
 
@@ -137,9 +139,15 @@ class _Engine:
             raise AssertionError("prewarm changed live storage")
         if _objects(self.model) != objects:
             raise AssertionError("prewarm left another tensor, or the tensor in another place")
+        self._old = {name: words.clone() for name, words in _words(self.model).items()}
         self._applier = Applier(self.model, self.table, post_apply_check=True)
 
-    def attempt(self, items: Sequence[Item], *, attempt: int) -> None:
+    def take_back(self) -> None:
+        """Storage as the old version left it; the loader keeps its state, as it would in an engine."""
+        for name, resident in _words(self.model).items():
+            resident.copy_(self._old[name])
+
+    def attempt(self, items: Sequence[Item], attempt: int) -> None:
         try:
             self._applier.apply(items, attempt=AttemptId(attempt))
         except ConditionViolated as late:
@@ -159,6 +167,12 @@ class _Engine:
                     raise AssertionError(f"an item of the unsupported name {name!r} was applied")
         if stored_bits(self.model) != before:
             raise AssertionError("a refused item changed live storage")
+
+
+def _words(model: NativeModel) -> dict[str, Tensor]:
+    """Integer views of every parameter and buffer; a write to one is a write to it."""
+    named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    return {name: integer_view(tensor.data) for name, tensor in named}
 
 
 def _objects(model: NativeModel) -> dict[str, tuple[int, int]]:
@@ -186,12 +200,8 @@ def _parts(items: Sequence[Item], rng: random.Random) -> list[Item]:
 def _mix(model: NativeModel, dense: NativeModel, rng: random.Random) -> None:
     """Give a random half of the resident elements the bits of the dense load."""
 
-    def words(of: NativeModel) -> dict[str, Tensor]:
-        named = [*of.named_parameters(remove_duplicate=False), *of.named_buffers(remove_duplicate=False)]
-        return {name: integer_view(tensor.data) for name, tensor in named}
-
-    target = words(dense)
-    for name, resident in words(model).items():
+    target = _words(dense)
+    for name, resident in _words(model).items():
         mask = np.array([rng.random() < 0.5 for _ in range(resident.numel())], dtype=np.bool_)
         chosen = resident.new_tensor(mask.reshape(tuple(resident.shape))).bool()
         resident.copy_(target[name].where(chosen, resident))

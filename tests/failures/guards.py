@@ -29,7 +29,6 @@ from nemo_dcr.receiver import hook, observe, paths, place, prewarm, repeats
 from nemo_dcr.receiver.conditions import NoStateAcrossCalls, ReportedAsCopied
 from nemo_dcr.receiver.ingest import Ingest
 from nemo_dcr.receiver.residents import Residents
-from nemo_dcr.runtime.coordinator import Coordinator
 from nemo_dcr.source import direct, geometry, residual, tasks
 from nemo_dcr.source.tasks import AffineTask
 
@@ -436,8 +435,16 @@ def one_acknowledgement_is_enough(patch: Patch) -> None:
     patch.setattr(attempt, "digest_agrees", yes)
 
 
-def silence_is_waited_out(patch: Patch) -> None:
-    patch.setattr(Coordinator, "_is_lost", no)
+def nothing_ends_an_attempt_but_an_answer(patch: Patch) -> None:
+    """Deadlines that pass and peers that are gone are no events."""
+    step = attempt.step
+
+    def patient(state: Any, event: Any) -> Any:
+        if isinstance(event, attempt.DeadlinePassed | attempt.ReceiverLost | attempt.OwnerLost):
+            return state, ()
+        return step(state, event)
+
+    patch.setattr(attempt, "step", patient)
 
 
 def the_retry_has_a_wrong_signature(patch: Patch) -> None:
@@ -452,8 +459,9 @@ def the_retry_has_a_wrong_signature(patch: Patch) -> None:
     patch.setattr(direct.AffineUnit, "changes", broken)
 
 
-def departures_are_not_noticed(patch: Patch) -> None:
-    patch.setattr(Coordinator, "_notice_departures", nothing)
+def losses_concern_nobody(patch: Patch) -> None:
+    """A required receiver may leave, and the attempt goes on without it."""
+    patch.setattr(attempt, "_is_member", no)
 
 
 def sleep_is_ignored(patch: Patch) -> None:
@@ -833,13 +841,21 @@ GUARDS: tuple[Guard, ...] = (
         "protocol.alignment.holds_record",
         whoever_answers_holds_the_version,
         f"{C}::test_c10_a_cold_receiver_is_never_given_deltas_of_later_versions",
-        {"behind": 2, "gate": "sync"},
+        {"behind": 1, "gate": "sync"},
     ),
     Guard(
         "C11",
-        "runtime.coordinator.Coordinator._is_lost",
-        silence_is_waited_out,
-        f"{WALKS}::test_a_silent_engine_is_named_and_left_behind_until_it_is_heard_again",
+        "protocol.attempt.step",
+        nothing_ends_an_attempt_but_an_answer,
+        "tests/unit/protocol/test_coordinator.py::test_deadline_names_who_had_not_finished",
+        {},
+    ),
+    Guard(
+        "C11",
+        "protocol.attempt.step",
+        nothing_ends_an_attempt_but_an_answer,
+        "tests/unit/protocol/test_coordinator.py::"
+        "test_killed_instance_is_named_left_behind_and_restored_after_the_commit",
         {},
     ),
     Guard(
@@ -847,14 +863,14 @@ GUARDS: tuple[Guard, ...] = (
         "source.direct.AffineUnit.changes",
         the_retry_has_a_wrong_signature,
         f"{C}::test_c12_every_recovery_runs_on_the_real_nodes",
-        {"recovery": "overwrite retry", "gate": "sync"},
+        {"recovery": "overwrite retry"},
         (TypeError,),
     ),
     Guard(
         "C14",
-        "runtime.coordinator.Coordinator._notice_departures",
-        departures_are_not_noticed,
-        f"{WALKS}::test_an_engine_that_leaves_fails_the_attempt_and_is_not_required_in_the_next",
+        "protocol.attempt._is_member",
+        losses_concern_nobody,
+        "tests/paper/test_algorithm_b2.py::test_membership_changes_take_effect_only_between_attempts",
         {},
     ),
     Guard(

@@ -19,7 +19,7 @@ Weights = Iterable[tuple[str, Tensor]]
 Load = Callable[[Mapping[str, Tensor], Weights], Iterable[str] | None]
 Act = Callable[[Tensor, Tensor], object]
 FLOAT_KINDS = ("BF16", "F16", "F32", "F64")
-KINDS = (*FLOAT_KINDS, "F8_E4M3", "I64", "I32", "U8", "BOOL")
+KINDS = ("BF16", "F32", "F8_E4M3", "I64", "BOOL")
 """Every width, floats and integers, a one-byte float, booleans."""
 
 
