@@ -21,7 +21,6 @@ Incarnation = NewType("Incarnation", int)
 """New on every start of a process, so that a restarted receiver is never taken for its predecessor (D5)."""
 OwnerId = NewType("OwnerId", int)
 """Rank of the trainer process that owns conversion tasks."""
-NodeId = NewType("NodeId", str)
 InstanceId = NewType("InstanceId", str)
 ReceiverId = NewType("ReceiverId", str)
 """`instance/rank`, see `receiver_id`."""

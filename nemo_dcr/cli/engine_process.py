@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from nemo_dcr.cli.identity import ContentDigest
+from nemo_dcr.cli.identity import LoadedDigest
 from nemo_dcr.cli.job import DemoJob, load_job
 from nemo_dcr.cli.processes import die_with_parent
 from nemo_dcr.config import RefitConfig
@@ -41,7 +41,7 @@ def main(job: DemoJob, instance: InstanceId, rank: int) -> None:
     model = Path(job.model)
     ranks = job.instances[instance]
     engine = ReferenceEngine(read_config(model), rank, ranks)
-    digest = ContentDigest()
+    digest = LoadedDigest()
     engine.load_weights((meta.name, tensor) for meta, tensor in digest.watch(read_checkpoint(model)))
     receiver = receiver_id(instance, rank)
     clock, incarnation = LamportClock(), new_incarnation(job.addresses, receiver)

@@ -23,7 +23,7 @@ from nemo_dcr.bits import equal_words
 from nemo_dcr.bits.tensors import copied_words
 from nemo_dcr.canonical import TensorMeta
 from nemo_dcr.cli.faults import StallingTransport
-from nemo_dcr.cli.identity import ContentDigest
+from nemo_dcr.cli.identity import LoadedDigest
 from nemo_dcr.cli.job import DemoJob, load_job
 from nemo_dcr.cli.processes import die_with_parent
 from nemo_dcr.config import CodecConfig
@@ -127,7 +127,7 @@ def prove_baseline(delta: DeltaOwner, tensors: Iterable[tuple[TensorMeta, Tensor
 
     Raises: ConditionViolated (SC3) when a stored bit differs.
     """
-    digest = ContentDigest()
+    digest = LoadedDigest()
     trackers = {(tensor.name, box): words for tensor, box, words in delta.tracker_words()}
     boxes = {name: [box for other, box in trackers if other == name] for name, _ in trackers}
     for meta, tensor in digest.watch(tensors):

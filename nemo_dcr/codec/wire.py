@@ -32,7 +32,6 @@ MAX_EXTENSION_BYTES = 1 << 16
 _HEADER = struct.Struct("<4sHBBIIQIIIIQQ")
 HEADER_BYTES = _HEADER.size
 
-U32_MAX = (1 << 32) - 1
 _Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 _Code = Annotated[int, msgspec.Meta(ge=0, le=255)]
 

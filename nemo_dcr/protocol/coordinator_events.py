@@ -309,6 +309,7 @@ class SteppedDown:
     reason: str
 
 
+Outcome = AttemptEnded | VersionCommitted | TransitionEnded | TransitionAborted | Ready | Held | SteppedDown
 CoordinatorEffect = (
     Emit
     | CallReceiver
@@ -323,11 +324,5 @@ CoordinatorEffect = (
     | AskKill
     | AskBootstrap
     | Cleanup
-    | AttemptEnded
-    | VersionCommitted
-    | TransitionEnded
-    | TransitionAborted
-    | Ready
-    | Held
-    | SteppedDown
+    | Outcome
 )

@@ -255,8 +255,7 @@ def _stream(state: OwnerState, call_id: int, call: StreamOwner) -> OwnerStep:
         refusal = f"the baseline became {state.tracker} or the candidate {state.candidate!r} since the prepare"
         return _ignore(state, call_id, call.attempt, refusal)
     state = replace(state, status=StreamStatus.STREAMING)
-    every = current.mode in (AttemptMode.DENSE, AttemptMode.RESTORE)
-    started = StartStream(state.attempt, current.mode, current.version, current.candidate, every, current.classes)
+    started = StartStream(state.attempt, current.mode, current.version, current.candidate, current.classes)
     return state, (started, _answer(state, call_id))
 
 

@@ -194,9 +194,12 @@ class StartStream:
     version: Version
     """Baseline version that records are formed against; restore: the version that is sent."""
     candidate: CandidateId
-    every_element: bool
-    """Dense, or restore, or the baseline is lost: all elements as overwrites. Restore sends the baseline itself."""
     classes: Mapping[str, str] = field(default_factory=dict, hash=False)
+
+    @property
+    def every_element(self) -> bool:
+        """All elements as overwrites: dense sends those of the candidate, restore those of the baseline."""
+        return self.mode in (AttemptMode.DENSE, AttemptMode.RESTORE)
 
 
 @dataclass(frozen=True, slots=True)

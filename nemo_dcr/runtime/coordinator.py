@@ -39,6 +39,7 @@ from nemo_dcr.protocol.coordinator_events import (
     CoordinatorEvent,
     DeadlinePassed,
     LookAgain,
+    Outcome,
     OwnerAnswered,
     OwnerLost,
     OwnerReported,
@@ -69,6 +70,9 @@ from nemo_dcr.trace import Emit, LamportClock, NullTracer, Tracer
 from nemo_dcr.transport.base import Transport
 
 logger = logging.getLogger(__name__)
+
+OUTCOMES_KEPT = 256
+"""Outcomes that wait for `run_until`; more push the oldest out, so that an unasked coordinator does not grow."""
 
 Observer = Callable[[CoordinatorEffect], None]
 
@@ -108,7 +112,7 @@ class Coordinator:
         self._sleep = sleep
         self._state = transition.start(config)
         self._events: deque[CoordinatorEvent] = deque()
-        self._effects: deque[CoordinatorEffect] = deque()
+        self._outcomes: deque[Outcome] = deque(maxlen=OUTCOMES_KEPT)
         self._unknown = False
         self._surveys = False
         self._known: dict[ReceiverId, Incarnation] = {}
@@ -147,21 +151,21 @@ class Coordinator:
 
     def run_until(
         self,
-        done: Callable[[CoordinatorEffect], bool],
+        done: Callable[[Outcome], bool],
         timeout_s: float,
         *,
         each_round: Callable[[], None] | None = None,
-    ) -> CoordinatorEffect:
-        """Run rounds until an effect satisfies `done`, and return that effect.
+    ) -> Outcome:
+        """Run rounds until an outcome satisfies `done`, and return it; outcomes of earlier rounds come first.
 
         Raises: EndpointLost naming the coordinator when `timeout_s` seconds pass first.
         """
         deadline = self._monotonic() + timeout_s
         while self._monotonic() < deadline:
-            while self._effects:
-                effect = self._effects.popleft()
-                if done(effect):
-                    return effect
+            while self._outcomes:
+                outcome = self._outcomes.popleft()
+                if done(outcome):
+                    return outcome
             self.round()
             if each_round is not None:
                 each_round()
@@ -174,7 +178,8 @@ class Coordinator:
             self._state, effects = transition.step(self._state, self._events.popleft())
             for effect in effects:
                 self._observer(effect)
-                self._effects.append(effect)
+                if isinstance(effect, Outcome):
+                    self._outcomes.append(effect)
                 self._perform(effect)
 
     # ---------------------------------------------------------------------------------------------------- rounds

@@ -13,7 +13,6 @@ from typing import Any, Protocol
 
 import zmq
 
-from nemo_dcr.errors import EndpointLost
 from nemo_dcr.ids import Incarnation, OwnerId, ReceiverId
 from nemo_dcr.protocol.messages import OwnerCall, OwnerReply, ReceiverCall, ReceiverReply
 from nemo_dcr.runtime.addresses import Address
@@ -130,8 +129,3 @@ class SocketEndpoints:
 
 def _reply(answer: tuple[Any, Bulk] | NoReply) -> Any:
     return answer if isinstance(answer, NoReply) else answer[0]
-
-
-def lost(name: str, answer: NoReply) -> EndpointLost:
-    """The error for a peer that gave no answer."""
-    return EndpointLost(name, answer.reason)

@@ -33,6 +33,7 @@ from nemo_dcr.protocol.owner_state import (
     OwnerCalled,
     OwnerEffect,
     OwnerEvent,
+    OwnerState,
     PayloadPublished,
     PushOwnerReport,
     RefillBaseline,
@@ -47,6 +48,7 @@ from nemo_dcr.protocol.owner_state import (
     WeightsReloaded,
 )
 from nemo_dcr.protocol.tags import TrackerTag
+from nemo_dcr.runtime.stepper import Stepper
 from nemo_dcr.runtime.timings import StageClock
 from nemo_dcr.source.baseline import BaselineState
 from nemo_dcr.source.delta import Counts, DeltaOwner
@@ -100,7 +102,7 @@ class OwnerNode:
         self._tracer = tracer or NullTracer()
         self._codec = codec or CodecConfig()
         self._changed = threading.Condition(threading.RLock())
-        self._state, effects = owner.start(
+        start = owner.start(
             delta.owner,
             incarnation,
             tracker=tracker,
@@ -108,8 +110,7 @@ class OwnerNode:
             resident=resident,
             baseline_digest=baseline_digest,
         )
-        self._events: deque[OwnerEvent] = deque()
-        self._stepping = False
+        self._machine = Stepper(start, owner.step, self._perform, self._changed)
         self._calls = itertools.count()
         self._responders: dict[int, Callable[[OwnerReply], None]] = {}
         self._jobs: deque[Job] = deque()
@@ -117,8 +118,7 @@ class OwnerNode:
         self._stream: AttemptId | None = None
         self._publisher: Publisher | None = None
         self._stop: AttemptId | None = None
-        for effect in effects:
-            self._perform(effect)
+        self._machine.begin()
 
     # ------------------------------------------------------------------------------------------------- any thread
 
@@ -258,20 +258,12 @@ class OwnerNode:
     def _is_stopped(self, attempt: AttemptId) -> bool:
         return self._stop == attempt
 
+    @property
+    def _state(self) -> OwnerState:
+        return self._machine.state
+
     def _feed(self, event: OwnerEvent) -> None:
-        with self._changed:
-            self._events.append(event)
-            if self._stepping:
-                return
-            self._stepping = True
-            try:
-                while self._events:
-                    self._state, effects = owner.step(self._state, self._events.popleft())
-                    for effect in effects:
-                        self._perform(effect)
-            finally:
-                self._stepping = False
-                self._changed.notify_all()
+        self._machine.feed(event)
 
     def _perform(self, effect: OwnerEffect) -> None:
         match effect:

@@ -36,6 +36,7 @@ from nemo_dcr.protocol.endpoint_state import (
     Drained,
     EndpointEffect,
     EndpointEvent,
+    EndpointState,
     EngineSlept,
     EngineWoke,
     Flush,
@@ -62,6 +63,7 @@ from nemo_dcr.receiver.ingest import DecodedPayload, Ingest
 from nemo_dcr.receiver.paths import LoaderTable
 from nemo_dcr.receiver.prewarm import prewarm
 from nemo_dcr.receiver.residents import NativeModel
+from nemo_dcr.runtime.stepper import Stepper
 from nemo_dcr.runtime.timings import StageClock
 from nemo_dcr.trace import Emit, NullTracer, Tracer
 from nemo_dcr.transport.base import Announcement, Manifest, Subscription, Transport
@@ -97,9 +99,8 @@ class ReceiverNode:
         self._queue = queue or QueueConfig()
         self._set_gate = set_gate
         self._changed = threading.Condition(threading.RLock())
-        self._state, effects = endpoint.start(member, ranks=ranks, loaded_digest=loaded_digest)
-        self._events: deque[EndpointEvent] = deque()
-        self._stepping = False
+        start = endpoint.start(member, ranks=ranks, loaded_digest=loaded_digest)
+        self._machine = Stepper(start, endpoint.step, self._perform, self._changed)
         self._calls = itertools.count()
         self._responders: dict[int, Callable[[ReceiverReply], None]] = {}
         self._jobs: deque[Job] = deque()
@@ -114,8 +115,7 @@ class ReceiverNode:
         self._table: LoaderTable | None = None
         self._metas: Mapping[str, TensorMeta] = {}
         self._applier: Applier | None = None
-        for effect in effects:
-            self._perform(effect)
+        self._machine.begin()
 
     # ------------------------------------------------------------------------------------------------- any thread
 
@@ -295,21 +295,12 @@ class ReceiverNode:
 
     # ------------------------------------------------------------------------------------------------ the machine
 
+    @property
+    def _state(self) -> EndpointState:
+        return self._machine.state
+
     def _feed(self, event: EndpointEvent) -> None:
-        """Step the machine and perform its effects; events that effects cause are taken after them, in order."""
-        with self._changed:
-            self._events.append(event)
-            if self._stepping:
-                return
-            self._stepping = True
-            try:
-                while self._events:
-                    self._state, effects = endpoint.step(self._state, self._events.popleft())
-                    for effect in effects:
-                        self._perform(effect)
-            finally:
-                self._stepping = False
-                self._changed.notify_all()
+        self._machine.feed(event)
 
     def _perform(self, effect: EndpointEffect) -> None:
         match effect:
@@ -321,7 +312,7 @@ class ReceiverNode:
                 try:
                     self._subscription = self._transport.subscribe(attempt, owners)
                 except AttemptFailed as problem:
-                    self._events.append(PayloadRejected(attempt, str(problem)))
+                    self._feed(PayloadRejected(attempt, str(problem)))
                 skipped = self._table.skipped if self._table is not None else frozenset[str]()
                 self._ingest = Ingest(
                     attempt, self._metas, skipped=skipped, codec=self._codec, queue=self._queue, held=True

@@ -14,6 +14,7 @@ from nemo_dcr.errors import ControlPlaneUnavailable, EndpointLost, TransportFail
 from nemo_dcr.ids import AttemptId, InstanceId, OwnerId, instance_of
 from nemo_dcr.protocol.coordinator_events import AttemptEnded, Held, Ready, TransitionEnded
 from nemo_dcr.protocol.messages import ReceiverStatus
+from nemo_dcr.runtime.coordinator import OUTCOMES_KEPT
 from nemo_dcr.testing.local_cluster import FAST, LocalCluster
 from nemo_dcr.testing.local_source import LocalSource
 from nemo_dcr.testing.toy_loader import Slice
@@ -63,6 +64,23 @@ def test_what_holds_a_coordinator_may_be_repaired_between_its_rounds(cluster: Lo
 
     coordinator.run_until(lambda effect: isinstance(effect, TransitionEnded), 10.0, each_round=repair)
     assert cluster.record.version == 1
+
+
+def test_outcomes_that_nobody_asks_for_do_not_pile_up(cluster: LocalCluster) -> None:
+    coordinator = cluster.coordinators[0].coordinator
+    for _ in range(2 * OUTCOMES_KEPT):
+        coordinator.look()
+        coordinator.round()
+    waiting: list[object] = []
+
+    def never(outcome: object) -> bool:
+        waiting.append(outcome)
+        return False
+
+    with pytest.raises(EndpointLost):
+        coordinator.run_until(never, FAST.heartbeat_s)
+    assert OUTCOMES_KEPT <= len(waiting) <= OUTCOMES_KEPT + 1
+    assert all(isinstance(outcome, Ready) for outcome in waiting)
 
 
 def test_an_unreachable_control_plane_is_asked_once_a_heartbeat(cluster: LocalCluster) -> None:
