@@ -100,6 +100,9 @@ class RefitConfig:
     """After so many failed attempts the transition is aborted and an operator is needed (D26)."""
     post_apply_check: bool = False
     """Read every written bit back before the acknowledgement."""
+    prewarm_copy: bool = True
+    """Keep the rank's resident bytes on the host while prewarm runs, so that a loader's foreign writes can be undone;
+    without it they are noticed by checksums, and that engine has to be started again."""
 
     def __post_init__(self) -> None:
         _positive(

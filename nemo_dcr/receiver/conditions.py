@@ -67,23 +67,47 @@ def first_breach(*rows: Condition) -> Breach | None:
 
 @dataclass(frozen=True, slots=True)
 class InterceptedWrites(Condition):
-    """LC1. A write that torch does not dispatch on this thread is not seen here; see LC2, LC9 and the checksums."""
+    """LC1. A write that torch does not dispatch on this thread is seen by the bits that it changes, after the fact.
+
+    At prewarm all live storage is compared with what it held before, and put back. An unseen write that changes
+    nothing then, and one that comes only later, are not seen; see LC2 and LC9 for what shows them.
+    """
 
     code = "LC1"
     paper = "every write into resident storage is an intercepted copy, or a write proved constant and harmless"
     when = When.PREWARM | When.EVERY_COPY
 
-    operator: str
-    """The operator that writes."""
-    constant: bool
+    operator: str = ""
+    """The operator that writes; empty if none does."""
+    constant: bool = False
     """It writes a value that depends on nothing."""
     bits_present: bool = False
     """The resident bits already are that value."""
     overlaps: str = ""
     """A name whose copies share a byte with the write; empty if none."""
+    escape: str = ""
+    """A function of a tensor that hands out its memory; empty if none was called."""
+    unseen: Collection[str] = ()
+    """Resident names that were written without an operator on this thread."""
+    running: Collection[str] = ()
+    """Threads that began during the load and outlive it."""
 
     def check(self) -> str | None:
         """Only a constant write of bits that are there already, away from all copies, may pass."""
+        if self.escape:
+            return f"Tensor.{self.escape} hands out memory that can be written unseen; use copy_ from the given tensor"
+        if self.unseen:
+            return (
+                f"resident {', '.join(sorted(self.unseen)[:4])} was written where no operator of the loading thread "
+                "shows it (an array, an address, another thread) and was put back; use copy_ from the given tensor"
+            )
+        if self.running:
+            return (
+                f"threads that began during prewarm still run and could write unseen: "
+                f"{', '.join(sorted(self.running)[:4])}; end them inside load_weights, or start them before prewarm"
+            )
+        if not self.operator:
+            return None
         if not self.constant:
             return f"{self.operator} writes resident storage and is not a copy; write it as copy_ from the given tensor"
         if self.overlaps:

@@ -1,9 +1,10 @@
 """Ways out of torch: memory and values that a loader takes to where no operator is seen.
 
 An array over resident memory (`numpy()`, `__array__`, DLPack) could be written unseen, so that prewarm refuses to hand
-one out. A value that a loader reads into Python (`item()`, `bool()`) may come back in the load of another tensor, where
-it looks like a constant; the observer remembers the names, and `ties` loads the others over other values of them.
-Not handled: arrays that were taken before prewarm, raw pointers, and storage objects; checksums notice what they write.
+one out; `share_memory_()` would move the storage away from its address, which nothing could undo. A value that a loader
+reads into Python (`item()`, `bool()`) may come back in the load of another tensor, where it looks like a constant; the
+observer remembers the names, and `ties` loads the others over other values of them.
+Not handled: arrays that were taken before prewarm, addresses, storage objects: `live_storage` undoes what they write.
 
 Paper: Section 6.1 (dispatch hook); Table A.2   Proofs: L5 inactive_unchanged   Conditions: LC1, LC12
 """
@@ -18,13 +19,13 @@ from torch.overrides import TorchFunctionMode
 
 from nemo_dcr.receiver.residents import Residents
 
-_ARRAYS = frozenset({"numpy", "__array__", "__dlpack__", "__cuda_array_interface__"})
+_HANDED_OUT = frozenset({"numpy", "__array__", "__dlpack__", "__cuda_array_interface__", "share_memory_"})
 
 
 class MemoryEscapes(TorchFunctionMode):
-    """Calls `refuse` before an array over resident memory is made on this thread; `refuse` raises."""
+    """Raises what `refuse` makes before resident memory is handed out or moved on this thread."""
 
-    def __init__(self, residents: Residents, refuse: Callable[[str], None]) -> None:
+    def __init__(self, residents: Residents, refuse: Callable[[str], Exception]) -> None:
         super().__init__()
         self._residents = residents
         self._refuse = refuse
@@ -34,8 +35,10 @@ class MemoryEscapes(TorchFunctionMode):
     ) -> Any:
         """Called by torch for every call of its Python interface on this thread."""
         name = getattr(func, "__name__", "")
-        if name in _ARRAYS and any(isinstance(a, Tensor) and self._residents.number_of(a) is not None for a in args):
-            self._refuse(f"Tensor.{name}")
+        if name in _HANDED_OUT and any(
+            isinstance(a, Tensor) and self._residents.number_of(a) is not None for a in args
+        ):
+            raise self._refuse(name)
         return func(*args, **(kwargs or {}))
 
 

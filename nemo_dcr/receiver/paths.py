@@ -103,6 +103,15 @@ class LoaderTable:
         """Names that this rank takes nothing of; their items need not be decoded."""
         return frozenset(name for name, path in self.paths.items() if path.path_class is PathClass.SKIPPED)
 
+    def refuse(self, breach: Breach) -> None:
+        """Make every path unsupported for one reason that concerns the loader as a whole."""
+        self.paths = {
+            name: LoaderPath(
+                path.tensor, PathClass.UNSUPPORTED, breach=breach, consumed_before_next=path.consumed_before_next
+            )
+            for name, path in self.paths.items()
+        }
+
     def check(self) -> None:
         """Refuse the table when a path is unsupported.
 

@@ -36,7 +36,7 @@ from nemo_dcr.receiver.conditions import (
     ReportedAsCopied,
 )
 from nemo_dcr.receiver.hook import Operator
-from nemo_dcr.receiver.observe import convert
+from nemo_dcr.receiver.observation import convert
 from nemo_dcr.receiver.paths import LoaderPath, LoaderTable, Step, StepKind
 from nemo_dcr.receiver.residents import storage_key
 from nemo_dcr.receiver.scratch import signed

@@ -27,7 +27,8 @@ from nemo_dcr.bits import Words, unsigned
 from nemo_dcr.bits.tensors import copied_words, integer_view, torch_dtype
 from nemo_dcr.canonical import TensorMeta
 from nemo_dcr.receiver.conditions import Breach, DistinctPlaceholder, Elementwise, InterceptedWrites, first_breach
-from nemo_dcr.receiver.observe import Observation, Observer
+from nemo_dcr.receiver.observation import Observation
+from nemo_dcr.receiver.observe import Observer
 from nemo_dcr.receiver.paths import Step, StepKind
 from nemo_dcr.receiver.residents import Residents
 from nemo_dcr.receiver.scratch import Scratch

@@ -48,7 +48,8 @@ class NativeModel(Protocol):
 def storage_key(tensor: Tensor) -> int:
     """Identity of the storage behind a tensor; 0 where it has none that torch can name."""
     try:
-        return int(tensor.untyped_storage()._cdata)
+        # The base method, because a guarded tensor refuses to hand out its storage.
+        return int(Tensor.untyped_storage(tensor)._cdata)
     except (NotImplementedError, RuntimeError):
         return 0
 
@@ -56,6 +57,12 @@ def storage_key(tensor: Tensor) -> int:
 def weak_storage(tensor: Tensor) -> Any:
     """A weak reference to the tensor's storage, with `expired()`: while it lives, the identity is not reused."""
     return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+
+
+def storage_bytes(tensor: Tensor) -> Tensor:
+    """Every byte of the storage behind a tensor, aliased: a write to one is a write to the storage."""
+    storage = tensor.untyped_storage()
+    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage, 0, (storage.nbytes(),), (1,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +82,7 @@ class Resident:
 
 
 def _place(tensor: Tensor) -> tuple[Any, ...]:
-    return tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype, storage_key(tensor)
+    return Tensor.data_ptr(tensor), tuple(tensor.shape), tensor.stride(), tensor.dtype, storage_key(tensor)
 
 
 def _named_tensors(model: NativeModel) -> Iterator[tuple[str, Tensor]]:
@@ -83,12 +90,13 @@ def _named_tensors(model: NativeModel) -> Iterator[tuple[str, Tensor]]:
     yield from model.named_buffers(remove_duplicate=False)
 
 
-def _attribute_tensors(model: NativeModel) -> Iterator[tuple[str, Tensor]]:
+def attribute_tensors(model: NativeModel) -> Iterator[tuple[str, Tensor, dict[str, Any]]]:
+    """Tensors that hang on modules as plain attributes: name, tensor, and the attributes of the module."""
     named_modules = getattr(model, "named_modules", None)
     for prefix, module in named_modules() if named_modules is not None else [("", model)]:
         for key, value in vars(module).items():
             if isinstance(value, Tensor):
-                yield (f"{prefix}.{key}" if prefix else key), value
+                yield (f"{prefix}.{key}" if prefix else key), value, vars(module)
 
 
 class Residents:
@@ -108,12 +116,14 @@ class Residents:
                 name, tensor, tensor.detach(), number, _place(tensor), type(tensor), vars(tensor)
             )
         self._attributes: dict[str, weakref.ref[Tensor]] = {}
-        for name, tensor in _attribute_tensors(model):
+        for name, tensor, _ in attribute_tensors(model):
             if storage_key(tensor):
                 self._register(name, tensor)
                 self._attributes[name] = weakref.ref(tensor)
                 # A weak reference keeps the identity from being reused without keeping the memory.
                 self._held.append(weak_storage(tensor))
+
+        self._memory = _pieces([self.tensor_of(number).untyped_storage() for number in range(len(self.names))])
 
     def _register(self, name: str, tensor: Tensor) -> int:
         number = self._numbers.setdefault(storage_key(tensor), len(self.names))
@@ -125,6 +135,13 @@ class Residents:
     def number_of(self, tensor: Tensor) -> int | None:
         """Number of the resident storage behind `tensor`, or None for any other tensor."""
         return self._numbers.get(storage_key(tensor))
+
+    def memory_of(self, number: int) -> tuple[int, int]:
+        """The piece of memory of a storage, and the byte in it where the storage begins.
+
+        Storages over the same memory, such as two made from one array, lie in one piece; every other one is alone.
+        """
+        return self._memory[number]
 
     def tensor_of(self, number: int) -> Tensor:
         """Some tensor on the resident storage of that number."""
@@ -168,40 +185,26 @@ class Residents:
         gone = {name for name, resident in self.tensors.items() if now.get(name) is not resident.tensor}
         return sorted(gone | set(now) - set(self.tensors) | set(self.moved()))
 
-    def checksums(self) -> dict[str, int]:
-        """A fast checksum over the words of each resident storage, to notice an unseen write (no proof of equality)."""
-        seen: set[int] = set()
-        sums: dict[str, int] = {}
-        for name, resident in self.tensors.items():
-            if resident.storage not in seen and resident.tensor.numel() > 0:
-                seen.add(resident.storage)
-                sums[name] = _checksum(resident.tensor)
-        return sums
-
     @property
     def on_inference_mode(self) -> bool:
         """True when a resident tensor was made in inference mode and may be written only there."""
         return any(resident.tensor.is_inference() for resident in self.tensors.values())
 
 
-_BLOCK_WORDS = 1 << 16
-
-
-def _checksum(tensor: Tensor) -> int:
-    """A weighted sum of mixed words: words that change places change it too."""
-    storage = tensor.untyped_storage()
-    raw = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage, 0, (storage.nbytes(),), (1,))
-    whole = storage.nbytes() // 8 * 8
-    words, rest = raw[:whole].view(torch.int64), raw[whole:].to(torch.int64)
-    draw = np.random.default_rng(0).integers(0, 1 << 63, min(max(len(words), 8), _BLOCK_WORDS), dtype=np.int64)
-    weights = torch.from_numpy(draw).to(tensor.device)
-    total = 0
-    for start in range(0, len(words), _BLOCK_WORDS):
-        block = words[start : start + _BLOCK_WORDS]
-        # The high half goes into the low one, so that the top bits meet every bit of a weight.
-        mixed = ((block >> 32) & 0xFFFFFFFF).bitwise_xor_(block)
-        total = (total * 0x9E3779B97F4A7C15 + int(mixed.mul_(weights[: len(block)]).sum())) & ((1 << 64) - 1)
-    return total + (int((rest * weights[: len(rest)]).sum()) << 64)
+def _pieces(storages: list[torch.UntypedStorage]) -> list[tuple[int, int]]:
+    found = [(number, 0) for number in range(len(storages))]
+    spans = sorted(
+        (str(storage.device), storage.data_ptr(), storage.nbytes(), number)
+        for number, storage in enumerate(storages)
+        if storage.device.type != "meta"
+    )
+    device, first, begin, end = "", 0, 0, 0
+    for place, start, nbytes, number in spans:
+        if place != device or start >= end:
+            device, first, begin, end = place, number, start, start
+        found[number] = first, start - begin
+        end = max(end, start + nbytes)
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,13 @@ Paper: Section 6.1 (prewarm)   Proofs: L5 inactive_unchanged   Conditions: LC4
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from nemo_dcr.bits.tensors import integer_view
+from nemo_dcr.receiver.residents import storage_bytes, storage_key
 
 
 class Shadow:
@@ -21,8 +24,8 @@ class Shadow:
     def __init__(self, live: Tensor, storage: int, *, flipped: bool) -> None:
         self.storage = storage
         """Number of the resident storage that is shadowed."""
-        source = live.untyped_storage()
-        raw = torch.empty(0, dtype=torch.uint8, device=live.device).set_(source, 0, (source.nbytes(),), (1,))
+        self._live = storage_key(live)
+        raw = storage_bytes(live)
         self._raw = raw.bitwise_not() if flipped else raw.clone()
 
     @property
@@ -35,6 +38,14 @@ class Shadow:
         return torch.empty(0, dtype=live_view.dtype, device=live_view.device).set_(
             self._raw.untyped_storage(), live_view.storage_offset(), live_view.shape, live_view.stride()
         )
+
+    def redirect(self, value: Any) -> Any:
+        """An operator's argument with every view of the live storage replaced by the shadow's."""
+        if isinstance(value, Tensor):
+            return self.of(value) if storage_key(value) == self._live else value
+        if isinstance(value, list | tuple):
+            return type(value)([self.redirect(entry) for entry in value])
+        return {key: self.redirect(entry) for key, entry in value.items()} if isinstance(value, dict) else value
 
     def bits(self, live_view: Tensor) -> Tensor:
         """A flat copy of the shadow's words under `live_view`, as integers."""

@@ -15,7 +15,8 @@ from collections.abc import Collection, Sequence
 from torch import Tensor
 
 from nemo_dcr.canonical import TensorMeta
-from nemo_dcr.receiver.observe import Observation, Observer
+from nemo_dcr.receiver.observation import Observation
+from nemo_dcr.receiver.observe import Observer
 from nemo_dcr.receiver.paths import StepKind
 from nemo_dcr.receiver.probe import probe_pairs
 from nemo_dcr.receiver.residents import Residents

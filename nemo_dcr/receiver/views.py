@@ -72,6 +72,12 @@ def view_of(tensor: Tensor, storage: int) -> View:
     return View(storage, int(tensor.storage_offset()), tuple(dims), dtype_name(tensor.dtype), tensor.itemsize)
 
 
+def in_bytes(view: View, storage: int, base: int) -> View:
+    """The same memory as single bytes of the piece number `storage`, in which the view's storage begins at `base`."""
+    dims = tuple((size, stride * view.width) for size, stride in view.dims)
+    return View(storage, base + view.offset * view.width, (*dims, (view.width, 1)), "U8", 1)
+
+
 def byte_runs(view: View) -> tuple[NDArray[np.int64], int]:
     """Starts of the contiguous byte runs of `view`, unsorted, and the common length of the runs in bytes."""
     if view.numel == 0:

@@ -61,7 +61,7 @@ from nemo_dcr.protocol.messages import ReceiverCall, ReceiverReply, ReceiverRepo
 from nemo_dcr.receiver.apply import Applier
 from nemo_dcr.receiver.ingest import DecodedPayload, Ingest
 from nemo_dcr.receiver.paths import LoaderTable
-from nemo_dcr.receiver.prewarm import prewarm
+from nemo_dcr.receiver.prewarm import ByteCopy, Checksums, prewarm
 from nemo_dcr.receiver.residents import NativeModel
 from nemo_dcr.runtime.stepper import Stepper
 from nemo_dcr.runtime.timings import StageClock
@@ -164,7 +164,7 @@ class ReceiverNode:
         Returns the path class of each canonical name, and (condition, detail) of unsupported ones; the coordinator
         refuses those for all ranks.
         """
-        table = prewarm(self.model, tensors)
+        table = prewarm(self.model, tensors, keep=ByteCopy if self._refit.prewarm_copy else Checksums)
         applier = Applier(self.model, table, post_apply_check=self._refit.post_apply_check)
         with self._changed:
             self._table, self._applier = table, applier

@@ -1,16 +1,15 @@
 """Native loaders as programs: random compositions of what real loaders do, and of what breaks a loader condition.
 
 A program has a pipeline for each canonical tensor: views and transforms of the source, a placement, composed stages in
-the resident tensor, and at most one foreign act (a write that is no copy, a rebinding, a thread, a read of what it
-should not read). The call as a whole may take its tensors out of order and may report the wrong names. `clean` programs
-are exact by construction; all others may be refused, and must never be applied wrongly (see `refit_outcome`).
+the resident tensor, and at most one foreign act (see `foreign_writes`) before or after the copies. The call as a whole
+may take its tensors out of order and may report the wrong names. `clean` programs are exact by construction; all others
+may be refused, and must never be applied wrongly (see `refit_outcome`).
 
 Paper: Section 3 (native loader L_r); Table A.2   Conditions: LC1-LC12
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -19,6 +18,7 @@ from torch import Tensor
 
 from nemo_dcr.bits.tensors import integer_view, torch_dtype
 from nemo_dcr.canonical import TensorMeta
+from nemo_dcr.testing.foreign_writes import FOREIGN, TAKEN_EARLIER, Memory
 from nemo_dcr.testing.toy_loader import ScriptedModel, shard
 
 Entry = tuple[str, Tensor]
@@ -125,64 +125,6 @@ STAGES: dict[str, Callable[[Tensor], object]] = {
 """Second copies into the whole resident tensor, computed from it."""
 
 
-def _in_thread(act: Callable[[], object]) -> None:
-    thread = threading.Thread(target=act)
-    thread.start()
-    thread.join()
-
-
-def _rebind(p: Tensor, tensor: Tensor) -> None:
-    p.data = tensor
-
-
-def _masked(p: Tensor, value: Tensor) -> None:
-    p[torch.ones(p.shape, dtype=torch.bool)] = value.reshape(-1).to(p.dtype)
-
-
-def _numpy(p: Tensor, value: Tensor) -> None:
-    words = integer_view(p.data).numpy().reshape(-1)
-    words[:] = words[::-1].copy()
-
-
-def _undone_flip(p: Tensor, value: Tensor) -> None:
-    p.copy_(value)
-    p.copy_(p.flip(0))
-    p.copy_(p.flip(0))
-
-
-FOREIGN: dict[str, Callable[[Tensor, Tensor, Tensor], object]] = {
-    "bits in place": lambda p, value, given: integer_view(p).bitwise_xor_(1),
-    "zero": lambda p, value, given: integer_view(p).zero_(),
-    "zero, then copy again": lambda p, value, given: (integer_view(p).zero_(), p.copy_(value)),
-    "masked assignment": lambda p, value, given: _masked(p, value),
-    "index_copy": lambda p, value, given: p.index_copy_(0, torch.arange(p.shape[0]), value.to(p.dtype)),
-    "foreach": lambda p, value, given: torch._foreach_copy_([p], [value.to(p.dtype)]),
-    "out argument": lambda p, value, given: torch.bitwise_or(
-        integer_view(value.to(p.dtype)), integer_view(value.to(p.dtype)), out=integer_view(p)
-    ),
-    "set_": lambda p, value, given: torch.ops.aten.set_.source_Tensor(p, value.to(p.dtype).clone()),
-    "resize_": lambda p, value, given: p.resize_(p.shape),
-    "rebind to a clone": lambda p, value, given: _rebind(p, p.detach().clone()),
-    "rebind to the value": lambda p, value, given: _rebind(p, value.to(p.dtype)),
-    "array": lambda p, value, given: _numpy(p, value),
-    "storage item": lambda p, value, given: torch.ops.aten.fill_.Scalar(
-        torch.tensor((), dtype=torch.uint8).set_(p.untyped_storage()), 7
-    ),
-    "copy in a thread": lambda p, value, given: _in_thread(lambda: p.copy_(value)),
-    "transform in a thread": lambda p, value, given: _in_thread(lambda: p.copy_(value.flip(0))),
-    "edit the given": lambda p, value, given: (given.zero_(), p.copy_(given.reshape(-1)[0])),
-    "accumulate": lambda p, value, given: p.copy_(p + value),
-    "a part again": lambda p, value, given: p[:1].copy_(value[:1]),
-    "move elements and back": lambda p, value, given: _undone_flip(p, value),
-    "neighbours": lambda p, value, given: p.copy_(torch.maximum(value, value.roll(1, 0))),
-    "order": lambda p, value, given: p.copy_(value.sort(0).values),
-    "noise": lambda p, value, given: p.copy_(value + torch.rand(value.shape).to(value.dtype)),
-    "one element everywhere": lambda p, value, given: p.copy_(value.reshape(-1)[0]),
-}
-"""Acts after the copies, on the first resident tensor of the path; `value` is the source after its transforms."""
-FLOAT_FOREIGN = frozenset({"accumulate", "neighbours", "order", "noise", "transform in a thread"})
-"""Acts that every torch has for floating-point dtypes only."""
-
 ORDERS = ("as it comes", "list", "reversed", "look ahead", "pairs", "pairs of one call")
 REPORTS = ("resident", "canonical", "none", "too few", "too many", "another")
 
@@ -196,6 +138,8 @@ class TensorProgram:
     placement: str = "same"
     stages: tuple[str, ...] = ()
     foreign: str = ""
+    early: bool = False
+    """An act over memory that was taken earlier comes before the copies."""
     skipped_on: int | None = None
     """Rank that skips it natively."""
 
@@ -256,6 +200,7 @@ class _ProgramModel(ScriptedModel):
         self._program, self._rank = program, rank
         self._by_name = {each.meta.name: each for each in program.tensors}
         self._pending: dict[str, Tensor] = {}
+        self._memory = {name: Memory.of(tensor) for name, tensor in self.named_buffers()}
 
     def _place(self, weights: Weights) -> list[str] | None:
         loaded: list[str] = []
@@ -285,13 +230,22 @@ class _ProgramModel(ScriptedModel):
         keys = [key for key, _ in self.named_buffers(remove_duplicate=False) if key.startswith(prefix)]
         parameters = [getattr(self, key) for key in keys]
         value = each.value(given, self._rank, self._program.world)
+        acts = self._rank == 0
+        if acts and each.early:
+            self._act_on_memory(each.foreign, keys[0])
         PLACEMENTS[each.placement][1](parameters, value)
         for stage in each.stages:
             for parameter in parameters:
                 STAGES[stage](parameter)
-        if each.foreign and self._rank == 0:
+        if acts and each.foreign in FOREIGN:
             FOREIGN[each.foreign](parameters[0], value, given)
+        elif acts and not each.early:
+            self._act_on_memory(each.foreign, keys[0])
         return keys
+
+    def _act_on_memory(self, act: str, key: str) -> None:
+        if act in TAKEN_EARLIER:
+            TAKEN_EARLIER[act](self._memory[key])
 
     def _ordered(self, weights: Weights, order: str) -> Iterator[Entry]:
         match order:

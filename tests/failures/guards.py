@@ -25,8 +25,8 @@ from nemo_dcr.codec.records import Encoding, PathClass
 from nemo_dcr.errors import ConditionViolated, NemoDcrError
 from nemo_dcr.protocol import alignment, attempt, endpoint_guards
 from nemo_dcr.receiver import apply as receiver_apply
-from nemo_dcr.receiver import hook, observe, paths, place, prewarm, repeats
-from nemo_dcr.receiver.conditions import NoStateAcrossCalls, ReportedAsCopied
+from nemo_dcr.receiver import hook, live_storage, observe, paths, place, probe, recorder, repeats, survey, threads
+from nemo_dcr.receiver.conditions import InterceptedWrites, NoStateAcrossCalls, ReportedAsCopied
 from nemo_dcr.receiver.ingest import Ingest
 from nemo_dcr.receiver.residents import Residents
 from nemo_dcr.source import direct, geometry, residual, tasks
@@ -69,8 +69,14 @@ def nothing(*_: Any, **__: Any) -> None:
 # -- group A
 
 
+def memory_is_not_looked_at(patch: Patch) -> None:
+    """What no operator shows is not there."""
+    patch.setattr(live_storage.ByteCopy, "look", nothing)
+
+
 def only_copies_are_looked_at(patch: Patch) -> None:
-    """Every other operator passes straight through."""
+    """Every other operator passes straight through, and nobody looks at the bits afterwards."""
+    memory_is_not_looked_at(patch)
     known = hook.operator_of
 
     def blind(func: Any) -> hook.Operator:
@@ -84,10 +90,17 @@ def only_copies_are_looked_at(patch: Patch) -> None:
 def padding_is_banned(patch: Patch) -> None:
     """A blanket ban on fills."""
 
-    def ban(self: observe.Observer, destination: Tensor, value: Any, storage: int, operator: hook.Operator) -> None:
-        raise self._refuse(observe.InterceptedWrites(operator.name, constant=False))
+    def ban(
+        self: recorder.StepRecorder, destination: Tensor, value: Any, storage: int, operator: hook.Operator
+    ) -> None:
+        raise self.refuse(InterceptedWrites(operator.name, constant=False))
 
-    patch.setattr(observe.Observer, "_constant", ban)
+    patch.setattr(recorder.StepRecorder, "constant", ban)
+
+
+def missing_copies_are_not_missed(patch: Patch) -> None:
+    """An item is done when the loader takes the next one."""
+    patch.setattr(place.DenseScratchPlacer, "finish", nothing)
 
 
 def only_python_copies_are_intercepted(patch: Patch) -> None:
@@ -154,14 +167,14 @@ def later_copies_get_a_mask_of_their_own(patch: Patch) -> None:
 
 
 def only_the_last_stage_is_probed(patch: Patch) -> None:
-    load = prewarm.PathProbe._load
+    load = probe.PathProbe._load
 
     def without_stages(self: Any, *args: Any, **kwargs: Any) -> Any:
         found = load(self, *args, **kwargs)
         self._later = []
         return found
 
-    patch.setattr(prewarm.PathProbe, "_load", without_stages)
+    patch.setattr(probe.PathProbe, "_load", without_stages)
 
 
 def reports_are_counted(patch: Patch) -> None:
@@ -169,7 +182,7 @@ def reports_are_counted(patch: Patch) -> None:
         copied = sum(bool(entry.copies) for entry in taken)
         return None if report is None or len(set(report)) == copied else ReportedAsCopied(other="another number")
 
-    for module in (prewarm, receiver_apply):
+    for module in (survey, receiver_apply):
         patch.setattr(module, "report_row", by_count)
 
 
@@ -195,18 +208,22 @@ def the_hook_is_process_wide(patch: Patch) -> None:
 
 
 def other_threads_are_not_seen(patch: Patch) -> None:
-    patch.setattr(observe.Observer, "_trespass", nothing)
+    patch.setattr(observe.Observer, "trespass", nothing)
     patch.setattr(ReportedAsCopied, "check", nothing)
 
 
+def threads_are_left_alone(patch: Patch) -> None:
+    patch.setattr(threads.ThreadCensus, "outliving", lambda self: [])
+
+
 def every_path_takes_xor(patch: Patch) -> None:
-    path = prewarm._Survey._path
+    path = survey.Survey._path
 
     def optimistic(self: Any, *args: Any) -> paths.LoaderPath:
         found = path(self, *args)
         return replace(found, path_class=PathClass.XOR) if found.path_class is PathClass.OVERWRITE else found
 
-    patch.setattr(prewarm._Survey, "_path", optimistic)
+    patch.setattr(survey.Survey, "_path", optimistic)
 
 
 def the_first_rank_decides(patch: Patch) -> None:
@@ -222,11 +239,15 @@ def overlap_is_decided_on_spans(patch: Patch) -> None:
                     found[one] = other
         return found
 
-    patch.setattr(prewarm, "overlapping", spans)
+    patch.setattr(survey, "overlapping", spans)
 
 
 def overlap_is_not_looked_for(patch: Patch) -> None:
-    patch.setattr(prewarm, "overlapping", lambda views: {})
+    patch.setattr(survey, "overlapping", lambda views: {})
+
+
+def storages_are_told_apart_by_identity_alone(patch: Patch) -> None:
+    patch.setattr(Residents, "memory_of", lambda self, number: (number, 0))
 
 
 def repeated_elements_are_not_remembered(patch: Patch) -> None:
@@ -280,7 +301,7 @@ def the_baseline_follows_every_export(patch: Patch) -> None:
 
 
 def clones_are_not_looked_for(patch: Patch) -> None:
-    patch.setattr(prewarm, "rearranged_copies", lambda residents, written: {})
+    patch.setattr(survey, "rearranged_copies", lambda residents, written: {})
 
 
 def indices_have_32_bits(patch: Patch) -> None:
@@ -488,10 +509,28 @@ GUARDS: tuple[Guard, ...] = (
     ),
     _a(
         "A1",
-        "receiver.observe.Observer._constant",
+        "receiver.recorder.StepRecorder.constant",
         padding_is_banned,
         "test_a1_zeroed_padding_beside_the_copy_stays_legal",
         dtype="F32",
+    ),
+    _a(
+        "A1",
+        "receiver.live_storage.ByteCopy.look",
+        memory_is_not_looked_at,
+        "test_a1_a_write_through_memory_taken_earlier_is_undone_and_refused",
+        act="address",
+        early=False,
+        dtype="BF16",
+    ),
+    _a(
+        "A1",
+        "receiver.place.DenseScratchPlacer.finish",
+        missing_copies_are_not_missed,
+        "test_a1_an_item_that_is_written_unseen_after_prewarm_fails_and_the_retry_repairs_it",
+        way="array",
+        encoding=Encoding.XOR,
+        dtype="BF16",
     ),
     _a(
         "A2",
@@ -531,7 +570,7 @@ GUARDS: tuple[Guard, ...] = (
     *(
         _a(
             "A5",
-            "receiver.prewarm._Survey._observe",
+            "receiver.survey.Survey._observe",
             all_tensors_travel_in_one_call,
             "test_a5_a_loader_that_holds_its_input_gets_every_tensor_right",
             hold=hold,
@@ -557,7 +596,7 @@ GUARDS: tuple[Guard, ...] = (
     ),
     _a(
         "A6",
-        "receiver.prewarm._Survey._path",
+        "receiver.survey.Survey._path",
         every_path_takes_xor,
         "test_a6_xor_items_are_refused_on_a_composed_path",
         dtype="BF16",
@@ -586,15 +625,22 @@ GUARDS: tuple[Guard, ...] = (
     ),
     _a(
         "A10",
-        "receiver.observe.Observer._trespass",
+        "receiver.observe.Observer.trespass",
         other_threads_are_not_seen,
         "test_a10_a_loader_whose_copies_other_threads_make_is_refused",
         form="copy in a thread",
         dtype="BF16",
     ),
     _a(
+        "A10",
+        "receiver.threads.ThreadCensus.outliving",
+        threads_are_left_alone,
+        "test_a10_a_thread_that_outlives_the_load_is_refused",
+        kind="thread",
+    ),
+    _a(
         "A11",
-        "receiver.prewarm._Survey._path",
+        "receiver.survey.Survey._path",
         every_path_takes_xor,
         "test_a11_a_cast_in_the_copy_takes_overwrites_only",
         dtype="BF16",
@@ -631,6 +677,14 @@ GUARDS: tuple[Guard, ...] = (
         dtype="F32",
         second=(0, 1, 2),
         calls=2,
+    ),
+    _a(
+        "A13",
+        "receiver.residents.Residents.memory_of",
+        storages_are_told_apart_by_identity_alone,
+        "test_a13_storages_that_share_memory_are_one_destination",
+        dtype="BF16",
+        first=0,
     ),
     _a(
         "A15",

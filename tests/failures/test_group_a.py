@@ -7,7 +7,7 @@ anything else, so that each test states which of the two it is.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 
@@ -20,12 +20,13 @@ from nemo_dcr.bits import unsigned
 from nemo_dcr.bits.tensors import integer_view, torch_dtype
 from nemo_dcr.canonical import TensorMeta
 from nemo_dcr.codec.records import Encoding, Item, PathClass
-from nemo_dcr.errors import ConditionViolated
+from nemo_dcr.errors import AttemptFailed, ConditionViolated
 from nemo_dcr.ids import AttemptId
 from nemo_dcr.receiver.apply import Applier
 from nemo_dcr.receiver.paths import unite_tables
 from nemo_dcr.receiver.prewarm import prewarm
-from nemo_dcr.testing.refit_outcome import dense_load, refit_outcome, stored_bits
+from nemo_dcr.testing.foreign_writes import TAKEN_EARLIER, Memory
+from nemo_dcr.testing.refit_outcome import change_items, dense_load, refit_outcome, stored_bits
 from nemo_dcr.testing.strategies import SPECIAL_WORDS
 from nemo_dcr.testing.toy_loader import ScriptedModel
 from tests.failures.kinds import (
@@ -67,6 +68,68 @@ def test_a1_a_write_beside_the_copy_is_refused_before_it_happens(write: str, dty
 def test_a1_zeroed_padding_beside_the_copy_stays_legal(dtype: str) -> None:
     act: Act = lambda p, t: (p[:4].copy_(t), integer_view(p)[4:].fill_(0))  # noqa: E731
     assert outcome_of(act, dtype, padded=2).classes == {"w": PathClass.XOR}
+
+
+@pytest.mark.parametrize("dtype", KINDS)
+@pytest.mark.parametrize("early", [False, True])
+@pytest.mark.parametrize("act", ["array taken earlier", "address", "array of an alias", "operator in a thread"])
+def test_a1_a_write_through_memory_taken_earlier_is_undone_and_refused(act: str, early: bool, dtype: str) -> None:
+    """Nothing shows it before it happens: the bits do, and prewarm puts the old ones back."""
+
+    def fresh() -> Load:
+        taken: list[Memory] = []
+
+        def load(residents: Mapping[str, Tensor], weights: Weights) -> list[str]:
+            taken or taken.append(Memory.of(residents["w"]))  # by the first load, long before prewarm
+            names = []
+            for name, tensor in weights:
+                for step in ("act", "copy") if early else ("copy", "act"):
+                    residents[name].copy_(tensor) if step == "copy" else TAKEN_EARLIER[act](taken[0])
+                names.append(name)
+            return names
+
+        return load
+
+    assert outcome_of_load(fresh, [TensorMeta("w", (4, 2), dtype)]).refused == "LC1"
+
+
+UNSEEN: dict[str, Callable[[Memory, Sequence[int]], object]] = {
+    "array": lambda m, bytes_sent: m.array.put(bytes_sent, m.array[bytes_sent] ^ 0x55),
+    "address": lambda m, bytes_sent: [m.raw.__setitem__(at, m.raw[at] ^ 0x55) for at in bytes_sent],
+    "alias": lambda m, bytes_sent: m.alias.view(torch.uint8).reshape(-1)[list(bytes_sent)].fill_(9),
+    "array in a thread": lambda m, bytes_sent: _in_thread(lambda: m.array.put(bytes_sent, 3)),
+    "nothing": lambda m, bytes_sent: None,
+}
+
+
+@pytest.mark.parametrize("dtype", KINDS)
+@pytest.mark.parametrize("encoding", list(Encoding))
+@pytest.mark.parametrize("way", UNSEEN)
+def test_a1_an_item_that_is_written_unseen_after_prewarm_fails_and_the_retry_repairs_it(
+    way: str, encoding: Encoding, dtype: str
+) -> None:
+    """Prewarm cannot know it. The copy does not come, which fails the attempt; the sent elements hold anything."""
+    meta = TensorMeta("w", (4, 2), dtype)
+    old, new = versions([meta])
+    sent = np.flatnonzero(old["w"] != new["w"])
+    bytes_sent = (sent[:, None] * meta.width + np.arange(meta.width)).reshape(-1).tolist()
+    unseen: list[Memory] = []
+
+    def load(residents: Mapping[str, Tensor], weights: Weights) -> list[str]:
+        if unseen:
+            return [name for name, _ in weights if UNSEEN[way](unseen[0], bytes_sent) is not weights]
+        return plain(residents, weights)
+
+    model, dense = (ScriptedModel({"w": zeros(meta)}, load) for _ in range(2))
+    dense_load(model, [meta], old)
+    dense_load(dense, [meta], new)
+    applier = Applier(model, prewarm(model, [meta]))
+    unseen.append(Memory.of(model.w))
+    with pytest.raises(AttemptFailed):
+        applier.apply(change_items([meta], old, new, {"w": encoding}), attempt=AttemptId(1))
+    unseen.clear()
+    applier.apply(change_items([meta], old, new, {"w": Encoding.OVERWRITE}), attempt=AttemptId(2))
+    assert stored_bits(model) == stored_bits(dense)
 
 
 # -- A2: copies that C++ makes
@@ -328,6 +391,30 @@ def test_a10_a_loader_whose_copies_other_threads_make_is_refused(form: str, dtyp
     assert outcome_of(HIDDEN[form], dtype).refused in {"LC1", "LC2"}
 
 
+@pytest.mark.parametrize("kind", ["thread", "pool"])
+def test_a10_a_thread_that_outlives_the_load_is_refused(kind: str) -> None:
+    """It could write at any time."""
+    stop, wanted, pools = threading.Event(), threading.Event(), []
+
+    def load(residents: Mapping[str, Tensor], weights: Weights) -> list[str]:
+        if wanted.is_set():
+            wanted.clear()
+            pools.append(ThreadPoolExecutor(1))
+            threading.Thread(target=stop.wait).start() if kind == "thread" else pools[0].submit(stop.wait)
+        return plain(residents, weights)
+
+    meta = TensorMeta("w", (4, 2), "BF16")
+    model = ScriptedModel({"w": zeros(meta)}, load)
+    dense_load(model, [meta], versions([meta])[0])
+    wanted.set()
+    try:
+        reasons = prewarm(model, [meta]).reasons
+    finally:
+        stop.set()
+    assert [code for code, _ in reasons.values()] == ["LC1"]
+    assert "still run" in reasons["w"][1]
+
+
 # -- A11: XOR needs the stored bits to arrive as they are
 
 KEEPING: dict[str, Act] = {
@@ -411,6 +498,21 @@ def test_a13_an_element_that_two_xor_items_carry_is_refused_across_items_and_cal
     with pytest.raises(ConditionViolated) as caught:
         [applier.apply(group, attempt=AttemptId(1)) for group in groups]
     assert caught.value.condition == "LC6"
+
+
+@pytest.mark.parametrize("first", [0, 3, 4, 6])
+@pytest.mark.parametrize("dtype", ["BF16", "F32", "U8"])
+def test_a13_storages_that_share_memory_are_one_destination(dtype: str, first: int) -> None:
+    """Two storages over one array: torch does not know that they meet, and an XOR through both would cancel."""
+    metas = [TensorMeta(name, (4,), dtype) for name in ("a", "b")]
+
+    def residents() -> dict[str, Tensor]:
+        array = np.zeros(16 * metas[0].width, dtype="u1")
+        whole = [torch.from_numpy(array).view(torch_dtype(dtype)) for _ in metas]
+        return {"a": whole[0][:4], "b": whole[1][first : first + 4]}
+
+    outcome = outcome_of_load(lambda: plain, metas, residents)
+    assert (outcome.refused, outcome.exact) == (("LC7", False) if first < 4 else ("", True))
 
 
 # -- A15: expert stacks

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, reject, settings
@@ -15,13 +14,11 @@ from torch import Tensor
 from nemo_dcr.bits import Words
 from nemo_dcr.canonical import TensorMeta
 from nemo_dcr.codec.records import PathClass
-from nemo_dcr.errors import OperatorNeeded
-from nemo_dcr.receiver.prewarm import prewarm
+from nemo_dcr.testing import foreign_writes as fw
 from nemo_dcr.testing import loader_programs as lp
 from nemo_dcr.testing.refit_outcome import Outcome, dense_load, refit_outcome
 from nemo_dcr.testing.strategies import ANY_DTYPE, FLOATS, changes, shapes, words
-from nemo_dcr.testing.toy_loader import ScriptedModel
-from tests.failures.kinds import Load, Weights, outcome_of, outcome_of_load, versions
+from tests.failures.kinds import KINDS, Load, Weights, outcome_of, outcome_of_load, versions
 
 SIZED = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 Drawn = tuple[lp.LoaderProgram, dict[str, Words], dict[str, Words]]
@@ -44,12 +41,13 @@ def pipelines(draw: st.DrawFn, name: str, *, foreign: bool) -> lp.TensorProgram:
     if floats and made.placement in ("same", "item assignment", "cast in the copy", "replicate", "split"):
         made = replace(made, stages=tuple(draw(st.lists(st.sampled_from(tuple(lp.STAGES)), max_size=2))))
     if foreign and shape and 0 not in shape and draw(st.integers(0, 2)):
-        acts = [key for key in lp.FOREIGN if floats or key not in lp.FLOAT_FOREIGN]
+        acts = [key for key in fw.FOREIGN if floats or key not in fw.FLOAT_FOREIGN]
         needs_same = made.placement in ("same", "item assignment", "cast in the copy", "replicate")
         acts = (
             acts if needs_same else ["bits in place", "zero", "resize_", "rebind to a clone", "array", "storage item"]
         )
-        made = replace(made, foreign=draw(st.sampled_from(acts)))
+        act = draw(st.sampled_from((*acts, *fw.TAKEN_EARLIER)))
+        made = replace(made, foreign=act, early=act in fw.TAKEN_EARLIER and draw(st.booleans()))
     if not foreign and any(source.startswith("narrow") for source in sources):
         return made  # the other rank may hold no element of it
     return replace(made, skipped_on=draw(st.sampled_from((None, None, None, 0, 1))))
@@ -94,19 +92,47 @@ def test_a_clean_loader_is_never_refused(drawn: Drawn) -> None:
     assert play(drawn).exact
 
 
-def both(act: str, dtype: str = "BF16") -> Outcome:
+def both(act: str, dtype: str = "BF16", *, early: bool = False) -> Outcome:
     """Two tensors, the first of them with a foreign act, on two ranks of which only the first one does it."""
     tensors = (
-        lp.TensorProgram(TensorMeta("t0", (4, 2), dtype), foreign=act),
+        lp.TensorProgram(TensorMeta("t0", (4, 2), dtype), foreign=act, early=early),
         lp.TensorProgram(TensorMeta("t1", (3,), dtype)),
     )
     old, new = versions([each.meta for each in tensors])
     return play((lp.LoaderProgram(tensors, world=2), old, new))
 
 
-@pytest.mark.parametrize("act", [act for act in lp.FOREIGN if act != "accumulate"])
+@pytest.mark.parametrize("act", [act for act in fw.FOREIGN if act != "accumulate"])
 def test_every_foreign_act_is_refused_although_another_rank_does_without_it(act: str) -> None:
     assert both(act).refused.startswith("LC")
+
+
+CONSTANT = [act for act in fw.TAKEN_EARLIER if act.startswith("constant")]
+DISPATCHED = ["storage object", "fill of a storage object", "copy of a storage object", "alias"]
+"""Operators on this thread carry these out, so that they are refused before they happen."""
+
+
+@pytest.mark.parametrize("early", [False, True])
+@pytest.mark.parametrize("act", [act for act in fw.TAKEN_EARLIER if act not in (*CONSTANT, *DISPATCHED)])
+def test_a_write_through_memory_that_was_taken_earlier_is_undone_and_refused(act: str, early: bool) -> None:
+    for dtype in KINDS:
+        outcome = both(act, dtype, early=early)
+        assert outcome.refused == "LC1"
+        assert "resident t0_0 was written" in outcome.detail
+
+
+@pytest.mark.parametrize("early", [False, True])
+@pytest.mark.parametrize("act", DISPATCHED)
+def test_a_storage_or_an_alias_that_was_taken_earlier_is_refused_before_it_is_written(act: str, early: bool) -> None:
+    for dtype in KINDS:
+        assert both(act, dtype, early=early).refused == ("LC12" if act == "alias" else "LC1")
+
+
+@pytest.mark.parametrize("act", CONSTANT)
+def test_a_constant_through_memory_is_exact_after_the_copies_and_refused_before_them(act: str) -> None:
+    """A dense load leaves the constant where it comes last, and then no write changes a bit."""
+    assert both(act).exact
+    assert both(act, early=True).refused == "LC1"
 
 
 def test_a_sum_with_what_was_copied_just_before_is_a_composed_path() -> None:
@@ -115,7 +141,7 @@ def test_a_sum_with_what_was_copied_just_before_is_a_composed_path() -> None:
 
 def test_the_foreign_acts_break_different_conditions() -> None:
     """Fuzzing that never met a condition would prove nothing of it; LC3 and LC12 come from skips and orders."""
-    assert {both(act).refused for act in lp.FOREIGN} == {"", "LC1", "LC2", "LC4", "LC5", "LC7", "LC9"}
+    assert {both(act).refused for act in fw.FOREIGN} == {"", "LC1", "LC2", "LC4", "LC5", "LC7", "LC9"}
 
 
 @pytest.mark.parametrize("order", [order for order in lp.ORDERS if "pairs" in order])
@@ -175,16 +201,3 @@ def test_an_object_that_was_swapped_for_another_one_is_put_back(swapped: str) ->
         torch.utils.swap_tensors(p, t.clone() if swapped == "given" else torch.zeros_like(p))
 
     assert outcome_of(act, "BF16").refused == "LC9"
-
-
-def test_words_that_change_places_unseen_stop_prewarm() -> None:
-    """An array over resident memory that was taken before prewarm: checksums are all that is left to see it."""
-    resident = torch.arange(16, dtype=torch.float32)
-    hidden = resident.numpy()
-
-    def load(residents: Mapping[str, Tensor], weights: Weights) -> None:
-        for _, _ in weights:
-            hidden[:] = np.roll(hidden, 1)
-
-    with pytest.raises(OperatorNeeded, match="wrote a during prewarm"):
-        prewarm(ScriptedModel({"a": resident}, load), [TensorMeta("a", (16,), "F32")])
