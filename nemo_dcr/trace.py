@@ -1,7 +1,8 @@
 """Trace events: one line for each protocol action, at the point where it takes effect.
 
-The pure machines return `Emit` effects; the runtime stamps them with node, incarnation, a gapless sequence number and
-a Lamport clock, and writes them. `Action` is the list that the specification's `Next` has to equal (docs/trace.md).
+One line is one atomic step of the specification, with the state after it. The pure machines return `Emit` effects; the
+runtime stamps them with node, incarnation, a gapless sequence number and a Lamport clock, and writes them. `Action` is
+the list that the specification's `Next` has to equal (docs/trace.md).
 
 Spec: every action of Next
 """
@@ -51,6 +52,7 @@ class Action(StrEnum):
     STOP_OWNER = "StopOwner"
     FAIL_OWNER = "FailOwner"
     UPDATE_BASELINE = "UpdateBaseline"
+    COPY_ITEM = "CopyItem"
     BASELINE_FILLED = "BaselineFilled"
     REBUILD_BASELINE = "RebuildBaseline"
     LOSE_BASELINE = "LoseBaseline"
@@ -66,6 +68,7 @@ class Action(StrEnum):
     SEE_MANIFEST = "SeeManifest"
     IGNORE_DUPLICATE = "IgnoreDuplicate"
     IGNORE_STALE = "IgnoreStale"
+    START_APPLY = "StartApply"
     APPLY_ITEM = "ApplyItem"
     FLUSH = "Flush"
     FAIL_RECEIVER = "FailReceiver"

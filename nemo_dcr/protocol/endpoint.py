@@ -26,6 +26,7 @@ from nemo_dcr.protocol.endpoint_state import (
     ApplyRequested,
     Called,
     Drained,
+    EndpointEffect,
     EndpointEvent,
     EndpointState,
     EngineSlept,
@@ -52,8 +53,9 @@ from nemo_dcr.protocol.messages import (
     StopReceiver,
 )
 from nemo_dcr.protocol.tags import Tag, TagKind
-from nemo_dcr.record import AttemptMode
 from nemo_dcr.trace import Action, emits_first
+
+RELEASED = "the engine released its weights"
 
 
 def start(member: Member, *, ranks: int, loaded_digest: bytes = b"") -> Step:
@@ -77,7 +79,7 @@ def _take(state: EndpointState, event: EndpointEvent) -> Step:
         case ManifestSeen():
             return intake.see_manifest(state, event)
         case PayloadRejected(attempt, detail) | ApplyFailed(attempt, detail):
-            if guards.is_current(state, attempt) and not state.stopped and not state.acked:
+            if guards.may_fail(state, attempt):
                 return fence.fail(state, detail)
             return state, (emit(state, Action.IGNORE_STALE, attempt, reason="failure"),)
         case ApplyRequested(attempt, keys):
@@ -172,13 +174,15 @@ def _not_running(state: EndpointState, attempt: int) -> str:
 
 
 def _admit(state: EndpointState, request: str) -> Step:
-    if not guards.may_admit(state):
+    if not guards.may_admit(state, request):
         return state, (RefuseRequest(request),)
     state = replace(state, requests=state.requests | {request})
     return state, (AdmitRequest(request), emit(state, Action.ADMIT_REQUEST, request=request))
 
 
 def _request_done(state: EndpointState, request: str) -> Step:
+    if request not in state.requests:
+        return state, ()
     state = replace(state, requests=state.requests - {request})
     done = emit(state, Action.FINISH_REQUEST, request=request)
     state, effects = intake.wake_if_quiet(state)
@@ -190,11 +194,13 @@ def _request_done(state: EndpointState, request: str) -> Step:
 def _slept(state: EndpointState, keeps_storage: bool) -> Step:
     was_open = state.gate_open
     state = replace(state, asleep=True, gate_open=False)
-    if not keeps_storage:
-        state = replace(state, tag=Tag(), loaded_digest=b"")
-    effects = (SetGate(False), emit(state, Action.CLOSE_GATE)) if was_open else ()
-    running = state.current is not None and state.current.mode is not AttemptMode.FINISH and not state.stopped
-    if keeps_storage or not running:
+    effects: tuple[EndpointEffect, ...] = (SetGate(False), emit(state, Action.CLOSE_GATE)) if was_open else ()
+    if keeps_storage:
         return state, effects
-    state, failed = fence.fail(replace(state, acked=False), "the engine released its weights")
-    return state, (*effects, *failed)
+    claimed, state = state.tag, replace(state, tag=Tag(), loaded_digest=b"")
+    if state.current is not None and not state.stopped:
+        state, failed = fence.fail(replace(state, acked=False), RELEASED)
+        return state, (*effects, *failed)
+    if claimed != state.tag:  # no attempt fails; the line tells why the claim is gone
+        effects += (emit(state, Action.FAIL_RECEIVER, reason=RELEASED),)
+    return state, effects

@@ -1,8 +1,9 @@
 """The fence of a receiver endpoint: prepare, stop_and_wait, drain, and failure of the running attempt.
 
 A newer attempt is installed only after everything of the older one was drained (D3), and after a second look at the
-tag. A stop is sticky (D28) and also keeps a late prepare of the same attempt out. Replies that promise a drain are
-given when the drain ended; repeated calls just wait with them.
+tag. Finish attempts and proved restores have nothing to write: they are drained from the start. A stop is sticky (D28)
+and also keeps a late prepare of the same attempt out. Replies that promise a drain are given when the drain ended;
+repeated calls just wait with them.
 
 Paper: Section 6.3; Algorithm B.1 (prepare, stop_and_wait)   Spec: EndpointPrepare, RefusePrepare, StopAndWait,
 FailReceiver, StartRestore   Proofs: fence_stops_old_writes, version_alignment   Conditions: SC7
@@ -36,7 +37,7 @@ STALE = "stale: a later attempt was prepared"
 def prepare(state: EndpointState, call_id: int, call: PrepareReceiver) -> Step:
     """Begin to install `call`: check, stop the older attempt, drain it; `drained` goes on from there."""
     if not guards.is_addressed(state, call.incarnation):
-        return refuse(state, call_id, Action.REFUSE_PREPARE, f"incarnation {call.incarnation} is gone", call.attempt)
+        return refuse(state, call_id, Action.IGNORE_STALE, f"incarnation {call.incarnation} is gone", call.attempt)
     if call == state.current:
         return state, (reply(state, call_id),)
     if call == state.install:
@@ -59,14 +60,17 @@ def stop(state: EndpointState, call_id: int, call: StopReceiver) -> Step:
         return refuse(state, call_id, Action.IGNORE_STALE, f"incarnation {call.incarnation} is gone", call.attempt)
     if call.attempt < state.attempt:
         return state, (reply(state, call_id), emit(state, Action.IGNORE_STALE, call.attempt, reason="stop"))
+    fences = guards.raises_fence(state, call.attempt)
     state = replace(state, fenced=AttemptId(max(state.fenced, call.attempt)))
+    fenced: tuple[EndpointEffect, ...] = (emit(state, Action.STOP_AND_WAIT, call.attempt),) if fences else ()
     installing = state.install is not None and state.install.attempt == call.attempt
     if call.attempt > state.attempt and not installing:
-        return state, (reply(state, call_id), emit(state, Action.STOP_AND_WAIT, call.attempt))
+        return state, (reply(state, call_id), *fenced)
     if state.stopped and state.drained:
-        return state, (reply(state, call_id),)
+        return state, (reply(state, call_id), *fenced)
     state = replace(state, stopped=True, flushing=False, waiting=(*state.waiting, Waiting(call_id, call)))
-    return _drain(state)
+    state, effects = _drain(state)
+    return state, (*fenced, *effects)
 
 
 def fail(state: EndpointState, reason: str) -> Step:
@@ -82,17 +86,13 @@ def drained(state: EndpointState, attempt: AttemptId) -> Step:
     if not guards.is_current(state, attempt) or not state.stopped:
         return state, ()
     none = frozenset[PayloadKey]()
-    waiting, install, done = state.waiting, state.install, state.drained
+    waiting, install, was_drained = state.waiting, state.install, state.drained
     state = replace(state, drained=True, draining=False, pending=none, writing=none, waiting=(), install=None)
-    effects: tuple[EndpointEffect, ...] = () if done and install else (emit(state, Action.STOP_AND_WAIT),)
+    effects: tuple[EndpointEffect, ...] = () if was_drained else (emit(state, Action.STOP_AND_WAIT),)
     refusal = ""
     if install is not None:
-        refusal = _why_not_installable(state, install)
-        if refusal:
-            effects += (emit(state, Action.REFUSE_PREPARE, install.attempt, reason=refusal),)
-        else:
-            state, installed = _install(state, install)
-            effects += installed
+        state, refusal, installed = _install_or_refuse(state, install)
+        effects += installed
     for each in waiting:
         effects += (reply(state, each.call_id, refusal if isinstance(each.call, PrepareReceiver) else ""),)
     return state, effects
@@ -114,11 +114,17 @@ def _why_not_eligible(state: EndpointState, call: PrepareReceiver) -> str:
     return ""
 
 
-def _why_not_installable(state: EndpointState, call: PrepareReceiver) -> str:
-    """Looked at after the drain: a stop may have come meanwhile, and the last writes may have changed the tag (D6)."""
+def _install_or_refuse(
+    state: EndpointState, call: PrepareReceiver
+) -> tuple[EndpointState, str, tuple[EndpointEffect, ...]]:
+    """After the drain: a stop may have come meanwhile, and the last writes may have changed the tag (D6)."""
     if call.attempt <= state.fenced:
-        return "stale: the attempt was stopped before it was installed"
-    return _why_not_eligible(state, call)
+        stale = "stale: the attempt was stopped before it was installed"
+        return state, stale, (emit(state, Action.IGNORE_STALE, call.attempt, reason=stale),)
+    if refusal := _why_not_eligible(state, call):
+        return state, refusal, (emit(state, Action.REFUSE_PREPARE, call.attempt, reason=refusal),)
+    state, effects = _install(state, call)
+    return state, "", effects
 
 
 def _install(state: EndpointState, call: PrepareReceiver) -> Step:
@@ -137,6 +143,7 @@ def _install(state: EndpointState, call: PrepareReceiver) -> Step:
         seen={},
         manifests={},
         apply_open=False,
+        started=False,
         flushing=False,
         acked=proved,
         applied_digest=b"",
@@ -144,12 +151,14 @@ def _install(state: EndpointState, call: PrepareReceiver) -> Step:
         drained=finish or proved,
         failure="",
     )
-    prepared = emit(state, Action.ENDPOINT_PREPARE, mode=call.mode.value, base=call.version, candidate=call.candidate)
-    effects: tuple[EndpointEffect, ...] = (prepared,)
     if restore:
-        effects += (emit(state, Action.START_RESTORE, proved=proved),)
+        installed = emit(state, Action.START_RESTORE, base=call.version, proved=proved)
+    else:
+        args = {"mode": call.mode.value, "base": call.version, "candidate": call.candidate}
+        installed = emit(state, Action.ENDPOINT_PREPARE, **args)
+    effects: tuple[EndpointEffect, ...] = (installed,)
     if closes:
-        effects += (SetGate(False), emit(state, Action.CLOSE_GATE))
+        effects += (SetGate(False),)
     if not state.drained:
         effects += (StartIntake(call.attempt, call.owners),)
     return state, effects

@@ -29,6 +29,11 @@ def is_newer(state: EndpointState, attempt: AttemptId) -> bool:
     return attempt > max(state.attempt, state.fenced, installing)
 
 
+def raises_fence(state: EndpointState, attempt: AttemptId) -> bool:
+    """A stop of an attempt that was neither installed nor stopped yet: it only keeps a late prepare out."""
+    return attempt > max(state.attempt, state.fenced)
+
+
 def is_current(state: EndpointState, attempt: AttemptId) -> bool:
     """The fence: only the installed attempt acts."""
     return attempt == state.attempt
@@ -58,6 +63,11 @@ def closes_gate(call: PrepareReceiver) -> bool:
 def is_running(state: EndpointState, attempt: AttemptId) -> bool:
     """The attempt is the installed one and was not stopped, here or by a prepare that waits."""
     return is_current(state, attempt) and not state.stopped
+
+
+def may_fail(state: EndpointState, attempt: AttemptId) -> bool:
+    """The attempt runs, may still write, and is not acknowledged yet."""
+    return is_running(state, attempt) and not state.drained and not state.acked
 
 
 def is_expected(state: EndpointState, attempt: AttemptId, owner: OwnerId) -> bool:
@@ -133,9 +143,9 @@ def may_flush(state: EndpointState) -> bool:
     return state.apply_open and is_quiet(state) and is_staged(state) and nothing_pending(state)
 
 
-def may_admit(state: EndpointState) -> bool:
-    """The engine may start a request."""
-    return state.gate_open and not state.asleep
+def may_admit(state: EndpointState, request: str) -> bool:
+    """The engine may start a request; one that runs already under the same name would end with it."""
+    return state.gate_open and not state.asleep and request not in state.requests
 
 
 def may_open_gate(state: EndpointState, call: OpenGate) -> bool:

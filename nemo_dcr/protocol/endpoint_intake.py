@@ -5,7 +5,7 @@ A payload counts once (D23); the expected set is complete when every owner's man
 quiet and not stopped, even when nothing was to be applied (D30).
 
 Paper: Section 6.3; Algorithm B.1 (stream, apply, flush)   Spec: Accept, IgnoreDuplicate, IgnoreStale, SeeManifest,
-ApplyItem, Flush   Proofs: dedup_once, version_alignment
+StartApply, ApplyItem, Flush   Proofs: dedup_once, version_alignment
 """
 
 from __future__ import annotations
@@ -73,9 +73,12 @@ def request_apply(state: EndpointState, attempt: AttemptId, keys: tuple[PayloadK
     """Permit or deny the next writes."""
     if state.current is None or not guards.may_apply(state, attempt, keys):
         return state, (DenyApply(attempt, keys),)
+    permit = PermitApply(attempt, keys)
+    if state.started:
+        return replace(state, writing=state.writing | set(keys)), (permit,)
     tag = guards.dirty_tag(state.tag, state.current)
-    state = replace(state, tag=tag, loaded_digest=b"", writing=state.writing | set(keys))
-    return state, (PermitApply(attempt, keys),)
+    state = replace(state, tag=tag, loaded_digest=b"", started=True, writing=state.writing | set(keys))
+    return state, (emit(state, Action.START_APPLY), permit)
 
 
 def applied(state: EndpointState, attempt: AttemptId, keys: tuple[PayloadKey, ...]) -> Step:

@@ -67,13 +67,15 @@ class EndpointState:
     writing: frozenset[PayloadKey] = frozenset()
     """Permitted to write; the outcome is not known yet."""
     apply_open: bool = False
+    started: bool = False
+    """The first write of `attempt` was permitted, and the tag lowered for it."""
     flushing: bool = False
     acked: bool = False
     applied_digest: bytes = b""
     stopped: bool = False
     draining: bool = False
     drained: bool = True
-    """Nothing of `attempt` can take effect any more."""
+    """Nothing of `attempt` can take effect any more; of a finish attempt or a proved restore nothing ever can."""
     failure: str = ""
 
 
@@ -171,7 +173,7 @@ class RequestArrived:
 
 @dataclass(frozen=True, slots=True)
 class RequestDone:
-    """An admitted request ended, in any way."""
+    """An admitted request ended, in any way. Ignored when it does not run."""
 
     request: str
 
@@ -292,7 +294,7 @@ class AdmitRequest:
 
 @dataclass(frozen=True, slots=True)
 class RefuseRequest:
-    """The gate is closed: hold the request or send it elsewhere."""
+    """The gate is closed or the name is taken: hold the request or send it elsewhere."""
 
     request: str
 

@@ -8,7 +8,8 @@ changes nothing unless that is the current one (D11, D22).
 Not handled: the comparison, encoding and copying themselves (source/); when to call what (protocol.transition).
 
 Paper: Section 6.3; Figure B.3; Algorithms B.1, B.2   Spec: BeginTransition, OwnerPrepare, EmitPayload, EndStream,
-UpdateBaseline, RebuildBaseline, EndTransition, DropCandidate   Proofs: baseline_follows_commit   Conditions: SC3, SC4
+UpdateBaseline, CopyItem, BaselineFilled, RebuildBaseline, EndTransition, DropCandidate
+Proofs: baseline_follows_commit   Conditions: SC3, SC4
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from nemo_dcr.protocol.owner_state import (
     BaselineLost,
     CandidateFrozen,
     CopyCandidate,
+    ItemCopied,
     OwnerAnswer,
     OwnerCalled,
     OwnerEffect,
@@ -105,18 +107,15 @@ def _take(state: OwnerState, event: OwnerEvent) -> OwnerStep:
             return _fail(state, detail)
         case StreamStopped(attempt):
             return _stopped(state, attempt)
-        case BaselineFilled(version) if version != state.filling:
+        case ItemCopied(version) | BaselineFilled(version) if version != state.filling:
             return state, ()
+        case ItemCopied(_, name):
+            return state, (_emit(state, Action.COPY_ITEM, name=name),)
         case BaselineFilled(version):
             state = replace(state, tracker=TrackerTag(TrackerKind.AT, version), filling=None)
             return state, (_emit(state, Action.BASELINE_FILLED), PushOwnerReport(report(state)))
         case BaselineLost(detail):
-            state = replace(state, tracker=TrackerTag(TrackerKind.LOST), filling=None, baseline_digest=b"")
-            lost = _emit(state, Action.LOSE_BASELINE, reason=detail)
-            if state.status is StreamStatus.STREAMING:
-                state, effects = _fail(state, f"the baseline is lost: {detail}")
-                return state, (lost, *effects)
-            return state, (lost, PushOwnerReport(report(state)))
+            return _lose_baseline(state, detail)
         case WeightsReloaded(candidate):
             return replace(state, resident=candidate, reloading=False), ()
 
@@ -180,11 +179,14 @@ def _prepare(state: OwnerState, call_id: int, call: PrepareOwner) -> OwnerStep:
 def _stop(state: OwnerState, call_id: int, call: StopOwner) -> OwnerStep:
     if call.attempt < state.attempt:
         return state, (_answer(state, call_id), _emit(state, Action.IGNORE_STALE, call.attempt, reason="stop"))
+    fences = guards.owner_raises_fence(state, call.attempt)
     state = replace(state, fenced=AttemptId(max(state.fenced, call.attempt)))
+    fenced: tuple[OwnerEffect, ...] = (_emit(state, Action.STOP_OWNER, call.attempt),) if fences else ()
     installing = state.install is not None and state.install.attempt == call.attempt
     if call.attempt > state.attempt and not installing:
-        return state, (_answer(state, call_id),)
-    return _stop_stream(replace(state, waiting=(*state.waiting, OwnerWaiting(call_id, call))))
+        return state, (_answer(state, call_id), *fenced)
+    state, effects = _stop_stream(replace(state, waiting=(*state.waiting, OwnerWaiting(call_id, call))))
+    return state, (*fenced, *effects)
 
 
 def _stop_stream(state: OwnerState) -> OwnerStep:
@@ -221,15 +223,14 @@ def _stopped(state: OwnerState, attempt: AttemptId) -> OwnerStep:
 
 
 def _install(state: OwnerState, call: PrepareOwner) -> tuple[OwnerState, str, tuple[OwnerEffect, ...]]:
-    refusal = ""
     if call.attempt <= state.fenced:
-        refusal = "stale: the attempt was stopped before it was installed"
-    elif not guards.may_stream(state, call):
+        stale = "stale: the attempt was stopped before it was installed"
+        return state, stale, (_emit(state, Action.IGNORE_STALE, call.attempt, reason=stale),)
+    if not guards.may_stream(state, call):
         refusal = (
             f"a {call.mode} attempt on version {call.version} needs that baseline and candidate {call.candidate!r}, "
             f"but the baseline is {state.tracker} and the frozen candidate {state.candidate!r}"
         )
-    if refusal:
         return state, refusal, (_emit(state, Action.REFUSE_PREPARE, call.attempt, reason=refusal),)
     state = replace(
         state,
@@ -275,6 +276,17 @@ def _ended(state: OwnerState, attempt: AttemptId, digest: bytes) -> OwnerStep:
         return _fail(state, "the manifest does not list exactly the published payloads")
     state = replace(state, status=StreamStatus.ENDED, end=StreamEnd(state.published, digest))
     return state, (_emit(state, Action.END_STREAM, count=len(state.published)), PushOwnerReport(report(state)))
+
+
+def _lose_baseline(state: OwnerState, detail: str) -> OwnerStep:
+    lost: tuple[OwnerEffect, ...] = ()
+    if state.tracker.kind is not TrackerKind.LOST or state.filling is not None:
+        state = replace(state, tracker=TrackerTag(TrackerKind.LOST), filling=None, baseline_digest=b"")
+        lost = (_emit(state, Action.LOSE_BASELINE, reason=detail), PushOwnerReport(report(state)))
+    if state.status is not StreamStatus.STREAMING:
+        return state, lost
+    state, effects = _fail(state, f"the baseline is lost: {detail}")
+    return state, (*lost[:1], *effects)
 
 
 def _fail(state: OwnerState, reason: str) -> OwnerStep:

@@ -125,6 +125,15 @@ class StreamStopped:
 
 
 @dataclass(frozen=True, slots=True)
+class ItemCopied:
+    """One tensor's part of the baseline holds `version`. Ignored unless that copy is running."""
+
+    version: Version
+    name: str
+    """Canonical tensor name."""
+
+
+@dataclass(frozen=True, slots=True)
 class BaselineFilled:
     """CopyCandidate or RefillBaseline ended: every item holds `version`. Ignored unless that copy is running."""
 
@@ -153,6 +162,7 @@ OwnerEvent = (
     | StreamEnded
     | StreamFailed
     | StreamStopped
+    | ItemCopied
     | BaselineFilled
     | BaselineLost
     | WeightsReloaded
@@ -211,7 +221,7 @@ class StopStream:
 
 @dataclass(frozen=True, slots=True)
 class CopyCandidate:
-    """Copy the frozen candidate into the baseline in place, item by item; then feed BaselineFilled."""
+    """Copy the frozen candidate into the baseline in place; feed ItemCopied for each tensor, then BaselineFilled."""
 
     candidate: CandidateId
     version: Version
@@ -219,7 +229,7 @@ class CopyCandidate:
 
 @dataclass(frozen=True, slots=True)
 class RefillBaseline:
-    """Fill the lost baseline from the resident weights before they may change; then feed BaselineFilled."""
+    """Fill the lost baseline from the resident weights before they may change; feed as for CopyCandidate."""
 
     candidate: CandidateId
     version: Version
@@ -270,6 +280,11 @@ def owner_is_newer(state: OwnerState, attempt: AttemptId) -> bool:
     """No attempt that is as new was installed, stopped or is about to be installed."""
     installing = state.install.attempt if state.install else state.attempt
     return attempt > max(state.attempt, state.fenced, installing)
+
+
+def owner_raises_fence(state: OwnerState, attempt: AttemptId) -> bool:
+    """A stop of an attempt that was neither installed nor stopped yet: it only keeps a late prepare out."""
+    return attempt > max(state.attempt, state.fenced)
 
 
 def may_stream(state: OwnerState, call: PrepareOwner) -> bool:

@@ -139,9 +139,8 @@ def _refused(state: CoordinatorState, refused: Refused) -> CoordinatorStep:
     if state.phase is Phase.COMMITTING and _is_ours(refused.record, state):
         return _committed(state, refused.record)
     if state.phase is Phase.COMMITTING:
-        resolved = _resolved(state, refused.reason.value)
         state, effects = look_again(state, delayed=False)
-        return state, (resolved, *effects)
+        return state, (_resolved(state, refused.reason.value), *effects)
     if state.phase in (Phase.PREPARING, Phase.KILLING, Phase.BOOTSTRAPPING):
         return look_again(state, delayed=True)
     return state, ()
@@ -169,9 +168,8 @@ def _viewed(state: CoordinatorState, view: ControlView) -> CoordinatorStep:
     if phase is Phase.RESOLVING:
         if _is_ours(view.record, state):
             return _committed(state, view.record)
-        resolved = _resolved(state, "not committed")
         state, effects = look_again(state, delayed=False)
-        return state, (resolved, *effects)
+        return state, (_resolved(state, "not committed"), *effects)
     if phase is Phase.CONFIRMING and state.attempt is not None:
         plan = state.attempt.plan
         if not restore_confirmed(plan, view):

@@ -20,7 +20,7 @@ from nemo_dcr.codec.payload import encode_payload
 from nemo_dcr.codec.records import PathClass
 from nemo_dcr.config import CodecConfig
 from nemo_dcr.errors import AttemptFailed, AttemptStopped
-from nemo_dcr.ids import NO_CANDIDATE, AttemptId, CandidateId, Incarnation, PayloadKey
+from nemo_dcr.ids import NO_CANDIDATE, AttemptId, CandidateId, Incarnation, PayloadKey, Version
 from nemo_dcr.protocol import owner
 from nemo_dcr.protocol.messages import OwnerCall, OwnerReply, OwnerReport
 from nemo_dcr.protocol.owner_state import (
@@ -29,6 +29,7 @@ from nemo_dcr.protocol.owner_state import (
     BaselineLost,
     CandidateFrozen,
     CopyCandidate,
+    ItemCopied,
     OwnerAnswer,
     OwnerCalled,
     OwnerEffect,
@@ -50,7 +51,7 @@ from nemo_dcr.protocol.owner_state import (
 from nemo_dcr.protocol.tags import TrackerTag
 from nemo_dcr.runtime.stepper import Stepper
 from nemo_dcr.runtime.timings import StageClock
-from nemo_dcr.source.baseline import BaselineState
+from nemo_dcr.source.baseline import BaselineState, Copied
 from nemo_dcr.source.delta import Counts, DeltaOwner
 from nemo_dcr.trace import Emit, NullTracer, Tracer
 from nemo_dcr.transport.base import Publisher, Transport
@@ -225,13 +226,14 @@ class OwnerNode:
             self.timings.count(attempt, name, getattr(counts, name))
 
     def _copy(self, copy: CopyCandidate) -> None:
-        attempt, tag = self._state.attempt, self.delta.tag
+        attempt, tag, candidate = self._state.attempt, self.delta.tag, copy.candidate
+        copied = self._teller(copy.version)
         try:
             with self.timings.stage(attempt, "baseline"):
                 if tag is not None and tag.state is BaselineState.LOST:
-                    self.delta.rebuild(copy.version, open_candidate=copy.candidate, committed_candidate=copy.candidate)
+                    self.delta.rebuild(copy.version, copied, open_candidate=candidate, committed_candidate=candidate)
                 else:
-                    self.delta.update_baseline(copy.version)
+                    self.delta.update_baseline(copy.version, copied)
         except AttemptFailed as problem:
             self.delta.lose_baseline()
             self._feed(BaselineLost(str(problem)))
@@ -242,13 +244,19 @@ class OwnerNode:
     def _refill(self, refill: RefillBaseline) -> None:
         try:
             self.delta.rebuild(
-                refill.version, open_candidate=self._state.candidate, committed_candidate=refill.candidate
+                refill.version,
+                self._teller(refill.version),
+                open_candidate=self._state.candidate,
+                committed_candidate=refill.candidate,
             )
         except AttemptFailed as problem:
             self.delta.lose_baseline()
             self._feed(BaselineLost(str(problem)))
         else:
             self._feed(BaselineFilled(refill.version))
+
+    def _teller(self, version: Version) -> Copied:
+        return lambda name: self._feed(ItemCopied(version, name))
 
     def _reload(self) -> None:
         self._feed(WeightsReloaded(self._trainer.reload(self.delta)))

@@ -6,13 +6,13 @@ the whole frozen candidate. The same copy turns a lost tracker into the committe
 rebuild one: never from a candidate that is not committed.
 Not handled: durability (a crashed owner starts with lost trackers); whether a commit happened (the caller knows).
 
-Paper: Section 5 (task tracker, residual baseline); Figure B.3   Spec: UpdateBaseline, RebuildBaseline
+Paper: Section 5 (task tracker, residual baseline); Figure B.3   Spec: UpdateBaseline, CopyItem, RebuildBaseline
 Proofs: baseline_follows_commit   Conditions: SC3
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -74,6 +74,15 @@ def can_rebuild(*, open_candidate: CandidateId, committed_candidate: CandidateId
     Yes without a transition, when they are the committed version, and after the commit of the open candidate.
     """
     return open_candidate in (NO_CANDIDATE, committed_candidate)
+
+
+Copied = Callable[[str], object]
+"""Told the name of a canonical tensor once all that an owner holds of it is at the new version. It is called from the
+copying thread, between two copies; what it raises ends the copy, which can be repeated."""
+
+
+def untold(name: str) -> None:
+    """Nobody wants to know."""
 
 
 class Baseline:

@@ -8,7 +8,7 @@ all ranks are in step; after them this owner runs alone. The same candidate and 
 Not handled: encoding and delivery of buckets, and when which mode is allowed (protocol).
 
 Paper: Section 5 (delta construction); Appendix C (input bytes); Appendix D (N_src, N_chg, D, D_chg); Figure D.1
-Spec: OwnerPrepare, EmitPayload, UpdateBaseline, RebuildBaseline   Proofs: change_detection_complete
+Spec: OwnerPrepare, EmitPayload, UpdateBaseline, CopyItem, RebuildBaseline   Proofs: change_detection_complete
 Conditions: SC3, SC4
 """
 
@@ -27,7 +27,7 @@ from nemo_dcr.config import CodecConfig
 from nemo_dcr.errors import AttemptFailed, ConditionViolated, InternalError, UnsupportedMapping
 from nemo_dcr.ids import NO_ATTEMPT, NO_CANDIDATE, AttemptId, CandidateId, OwnerId, Version
 from nemo_dcr.record import AttemptMode
-from nemo_dcr.source.baseline import Baseline, BaselineState, BaselineTag, can_rebuild, unite_tags
+from nemo_dcr.source.baseline import Baseline, BaselineState, BaselineTag, Copied, can_rebuild, unite_tags, untold
 from nemo_dcr.source.direct import AffineUnit, Emission
 from nemo_dcr.source.exchange import never
 from nemo_dcr.source.maps import BoxMap
@@ -115,19 +115,27 @@ class DeltaOwner:
         """Counts of the last stream; complete once that stream is exhausted."""
         return self._counts
 
-    def capture(self, version: Version) -> None:
+    def capture(self, version: Version, copied: Copied = untold) -> None:
         """Take the resident weights as the committed `version`. With residual tasks: all ranks together.
 
+        `copied` is told each name of `tensor_table` once.
         Raises: ConditionViolated (SC4, SC6); EndpointLost or AttemptFailed when another rank failed.
         """
-        for task in self._tasks:
-            self._trackers.capture(task.key, task.words(), version)
+        for unit in self._units:
+            for task in unit.tasks:
+                self._trackers.capture(task.key, task.words(), version)
+            copied(unit.tensor.name)
         if self._residual is not None:
             self._captures += 1
-            self._residual.capture(version, f"capture/{version}/{self._captures}")
+            self._residual.capture(version, f"capture/{version}/{self._captures}", copied)
 
     def rebuild(
-        self, version: Version, *, open_candidate: CandidateId, committed_candidate: CandidateId = NO_CANDIDATE
+        self,
+        version: Version,
+        copied: Copied = untold,
+        *,
+        open_candidate: CandidateId,
+        committed_candidate: CandidateId = NO_CANDIDATE,
     ) -> None:
         """Rebuild a lost baseline as the committed `version` from the resident weights (D12). Otherwise as `capture`.
 
@@ -136,23 +144,26 @@ class DeltaOwner:
         if not can_rebuild(open_candidate=open_candidate, committed_candidate=committed_candidate):
             detail = f"candidate {open_candidate!r} is not committed; continue with dense attempts"
             raise ConditionViolated("SC3", f"owner {self.owner}", detail)
-        self.capture(version)
+        self.capture(version, copied)
 
     def lose_baseline(self) -> None:
         """Drop all trackers and residual baselines, as a crash does."""
         for baseline in self._baselines:
             baseline.lose()
 
-    def update_baseline(self, version: Version) -> None:
+    def update_baseline(self, version: Version, copied: Copied = untold) -> None:
         """Copy the committed candidate over the baseline, in place and tracker by tracker. Repeatable.
 
-        Call it only after the joint commit of the resident candidate as `version`.
+        Call it only after the joint commit of the resident candidate as `version`. `copied` is told each name of
+        `tensor_table` once, also when an earlier call had copied that tensor already.
         Raises: ConditionViolated (SC3) when a tracker is neither lost nor at version - 1 nor at version.
         """
-        for task in self._tasks:
-            self._trackers.update(task.key, task.words(), version)
+        for unit in self._units:
+            for task in unit.tasks:
+                self._trackers.update(task.key, task.words(), version)
+            copied(unit.tensor.name)
         if self._residual is not None:
-            self._residual.update(version)
+            self._residual.update(version, copied)
 
     def tracker_words(self) -> Iterator[tuple[TensorMeta, BoxMap, Words]]:
         """Each affine tracker (words in the source dtype) and each residual baseline, for checks; not to be written.

@@ -31,7 +31,7 @@ from nemo_dcr.ids import OwnerId, Version
 from nemo_dcr.kernels.plain import Indices, changed_indices, gather
 from nemo_dcr.record import AttemptMode
 from nemo_dcr.source.assembly import assemble, pack_parts, unpack_parts
-from nemo_dcr.source.baseline import LOST, Baseline, committed
+from nemo_dcr.source.baseline import LOST, Baseline, Copied, committed, untold
 from nemo_dcr.source.exchange import Exchange, never
 from nemo_dcr.source.geometry import Plan
 from nemo_dcr.source.ownership import residual_owner
@@ -108,8 +108,10 @@ class ResidualConverter:
         """Elements of the watched inputs: this rank's residual share of N_src."""
         return sum(watched.count for watched in self._inputs)
 
-    def capture(self, version: Version, key: str) -> None:
+    def capture(self, version: Version, key: str, copied: Copied = untold) -> None:
         """Take the resident weights as the committed `version`, all ranks together; `key` is new for each call.
+
+        `copied` is told the name of each tensor whose residual baseline this rank keeps.
 
         Raises: ConditionViolated (SC4, SC6); EndpointLost; AttemptFailed when another rank failed.
         """
@@ -120,6 +122,7 @@ class ResidualConverter:
             for assembled, _ in rounds:
                 for tensor, words in assembled:
                     self._outputs.capture(tensor.name, words, version)
+                    copied(tensor.name)
 
     def chunks(self, mode: AttemptMode, key: str, stopped: Callable[[], bool] = never) -> Generator[Chunk, None, None]:
         """Overwrite items of the tensors that this rank assembles, chunk by chunk; `key` is new for each attempt.
@@ -150,11 +153,11 @@ class ResidualConverter:
                 yield self._chunk(items, input_bytes)
         self._pending = pending
 
-    def update(self, version: Version) -> None:
+    def update(self, version: Version, copied: Copied = untold) -> None:
         """Make the committed candidate the baseline, in place; repeatable. This rank alone.
 
         A residual tensor moves by the changes that the last complete stream found: candidate and baseline are the same
-        in all attempts of a transition, so each complete stream finds the same ones.
+        in all attempts of a transition, so each complete stream finds the same ones. `copied` as for `capture`.
 
         Raises: ConditionViolated (SC3) when a tracker cannot become `version`, or this rank has completed no stream of
         the candidate; capture then rebuilds the baseline.
@@ -164,16 +167,22 @@ class ResidualConverter:
             raise ConditionViolated("SC3", "residual baseline", "no complete stream of this candidate; capture instead")
         for watched in self._inputs:
             self._trackers.update(watched.key, watched.words(), version)
-        if self._pending is None or done:
-            return
         for tensor in self._tensors:
-            nothing = np.empty(0, dtype=np.int64), np.empty(0, dtype=unsigned(tensor.dtype))
-            indices, values = self._pending.get(tensor.name, nothing)
-            if indices is None:
-                self._outputs.update(tensor.name, values, version)
-            else:
-                self._outputs.update_at(tensor.name, indices, values, version)
-        self._pending = None
+            if self._pending is not None and not done:
+                self._move(tensor, self._pending, version)
+                if (
+                    tensor == self._tensors[-1]
+                ):  # used up; a listener that raises must not keep them for another version
+                    self._pending = None
+            copied(tensor.name)
+
+    def _move(self, tensor: TensorMeta, changes: dict[str, tuple[Indices | None, Words]], version: Version) -> None:
+        nothing = np.empty(0, dtype=np.int64), np.empty(0, dtype=unsigned(tensor.dtype))
+        indices, values = changes.get(tensor.name, nothing)
+        if indices is None:
+            self._outputs.update(tensor.name, values, version)
+        else:
+            self._outputs.update_at(tensor.name, indices, values, version)
 
     def _chunk(self, items: list[Item], input_bytes: int) -> Chunk:
         kept = tuple(item for item in items if item.count)

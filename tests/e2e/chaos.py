@@ -11,6 +11,7 @@ from nemo_dcr.ids import OwnerId, instance_of
 from nemo_dcr.protocol.coordinator_events import AbortRequested
 from nemo_dcr.testing.local_cluster import NO_FAULTS, LocalCluster
 from nemo_dcr.trace import Action, Emit
+from tests.unit.protocol.trace_steps import step_faults
 
 RECEIVER_POINTS = (
     "EndpointPrepare",
@@ -30,6 +31,7 @@ OWNER_POINTS = (
     "EmitPayload",
     "EndStream",
     "UpdateBaseline",
+    "CopyItem",
     "BaselineFilled",
     "RebuildBaseline",
     "EndTransition",
@@ -135,6 +137,14 @@ class Chaos:
         cluster.forget_points()
         self.due.clear()
         self.bring_back()
+
+
+def trace_faults(cluster: LocalCluster) -> list[str]:
+    """Lines that are no step of the specification, and writes behind a fence."""
+    items = {
+        owner.life.name: {meta.name for meta in owner.node.delta.tensor_table()} for owner in cluster.owners.values()
+    }
+    return [*step_faults(cluster.trace, items), *fence_faults(cluster.trace)]
 
 
 def fence_faults(trace: list[tuple[str, Emit]]) -> list[str]:

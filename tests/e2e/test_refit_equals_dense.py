@@ -24,7 +24,7 @@ from nemo_dcr.testing.toy_loader import Composed, Slice
 from nemo_dcr.trace import Action
 from nemo_dcr.transport.faults import FaultPlan
 from nemo_dcr.transport.memory import MemoryTransport
-from tests.e2e.chaos import Chaos, Fault, faults, fence_faults
+from tests.e2e.chaos import Chaos, Fault, faults, trace_faults
 
 EXAMPLES = max(40, settings.default.max_examples // 4)
 NOISE = CallFaults(lose=0.05, lose_reply=0.05, repeat=0.1, late=0.1, control=0.1)
@@ -117,7 +117,7 @@ def test_refits_under_faults_equal_dense_loads(case: Case, schedule: list[Fault]
     cluster.run(lambda: cluster.serving_all)
     require_dense(cluster)
     assert [record.version for record in cluster.control.history()] == list(range(len(cluster.control.history())))
-    assert fence_faults(cluster.trace) == []
+    assert trace_faults(cluster) == []
 
 
 @pytest.fixture

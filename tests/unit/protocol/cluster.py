@@ -115,6 +115,8 @@ class Cluster:
         self.manifests: dict[tuple[AttemptId, OwnerId], tuple[bytes, ...]] = {}
         self.acks: set[tuple[AttemptId, Member]] = set()
         self.emits: list[Emit] = []
+        self.lines: list[tuple[str, Emit]] = []
+        """The same with the name of the node that traced it."""
         self.outcomes: list[Any] = []
         self.commits: list[CommitRequest] = []
         self.attempts_seen: dict[Member, AttemptId] = {}
@@ -128,7 +130,9 @@ class Cluster:
                 self.start_receiver(receiver_id(InstanceId(f"e{i}"), rank))
         for o in self.groups:
             words = {item: self.candidates[""][item] for item in self.items[o]}
-            state, _ = owner.start(o, self._incarnation(), tracker=TrackerTag(TrackerKind.AT), resident=CandidateId(""))
+            kept = TrackerTag(TrackerKind.AT)
+            state, effects = owner.start(o, self._incarnation(), tracker=kept, resident=CandidateId(""))
+            self._note(f"owner {o}", effects)
             self.owners[o] = Owner(state, dict(words), dict(words))
         config = CoordinatorConfig(refit=self.refit, owners=tuple(self.owners), bootstrap_instances=instances)
         self.coordinators = [Coordinator(transition.start(config)) for _ in range(2)]
@@ -143,7 +147,7 @@ class Cluster:
         state, effects = endpoint.start(Member(name, self._incarnation()), ranks=self.ranks)
         garbage = {item: 0xDEAD ^ n for n, item in enumerate(self.all_items)}
         self.receivers[name] = Receiver(state, garbage)
-        self._note(effects)
+        self._note(name, effects)
 
     def kill_instance(self, name: str) -> None:
         """Every rank dies and stays away."""
@@ -187,7 +191,7 @@ class Cluster:
             resident=old.state.resident,
         )
         self.owners[o] = Owner(state, dict.fromkeys(self.items[o], 2989), old.weights)
-        self._note(effects)
+        self._note(f"owner {o}", effects)
 
     def become(self, c: int) -> None:
         """Coordinator `c` (re)starts and takes over; the other one becomes a zombie."""
@@ -482,6 +486,7 @@ class Cluster:
         if own.copying:
             item = own.copying.pop(0)
             own.baseline[item] = own.weights[item]
+            self._own(o, os_.ItemCopied(own.copy_version, item))
             return
         own.copying = None
         self._own(o, os_.BaselineFilled(own.copy_version))
@@ -526,11 +531,12 @@ class Cluster:
 
     # ------------------------------------------------------------------------------------------- effects of machines
 
-    def _note(self, effects: Iterable[Any]) -> list[Any]:
+    def _note(self, node: str, effects: Iterable[Any]) -> list[Any]:
         rest = []
         for effect in effects:
             if isinstance(effect, Emit):
                 self.emits.append(effect)
+                self.lines.append((node, effect))
             else:
                 rest.append(effect)
         return rest
@@ -538,7 +544,7 @@ class Cluster:
     def _receive(self, name: ReceiverId, event: Any) -> None:
         r = self.receivers[name]
         r.state, effects = endpoint.step(r.state, event)
-        for effect in self._note(effects):
+        for effect in self._note(name, effects):
             match effect:
                 case es.Reply(call_id, reply):
                     c, call = self.asked.pop(call_id)
@@ -563,7 +569,7 @@ class Cluster:
     def _own(self, o: OwnerId, event: Any) -> None:
         own = self.owners[o]
         own.state, effects = owner.step(own.state, event)
-        for effect in self._note(effects):
+        for effect in self._note(f"owner {o}", effects):
             match effect:
                 case os_.OwnerAnswer(call_id, reply):
                     c, call = self.asked.pop(call_id)
@@ -585,7 +591,7 @@ class Cluster:
     def _coordinate(self, c: int, event: Any) -> None:
         node = self.coordinators[c]
         node.state, effects = transition.step(node.state, event)
-        for effect in self._note(effects):
+        for effect in self._note(f"coordinator {c}", effects):
             match effect:
                 case ce.CallReceiver(call) | ce.CallOwner(call):
                     node.calls[call] = None

@@ -181,8 +181,10 @@ def test_refused_prepare_changes_nothing_and_says_why():
 # ------------------------------------------------------------------------------------------------------------- fence
 
 
-def test_prepare_for_another_incarnation_is_refused():
-    assert not Node().call(prepare(incarnation=Incarnation(6))).accepted
+def test_prepare_for_another_incarnation_is_ignored():
+    node = Node()
+    assert not node.call(prepare(incarnation=Incarnation(6))).accepted
+    assert (node.state.attempt, node.actions()) == (0, [Action.IGNORE_STALE])
 
 
 def test_older_prepare_is_ignored_and_a_repeated_one_answered_again():
@@ -206,6 +208,71 @@ def test_newer_attempt_is_installed_only_after_the_drain_of_the_older_one():
     assert node.reply(2 + 1).accepted
     assert node.actions() == [Action.STOP_AND_WAIT, Action.ENDPOINT_PREPARE]
     assert node.has(es.StartIntake)
+
+
+def lines(node: Node) -> list[tuple[Action, int, int]]:
+    """Action, attempt, and the attempt that is installed after it."""
+    return [(each.action, each.attempt, each.post["att"]) for each in node.effects if isinstance(each, Emit)]
+
+
+def test_first_attempt_of_a_process_has_nothing_to_drain():
+    node = Node()
+    assert node.call(prepare(4)).accepted
+    assert lines(node) == [(Action.ENDPOINT_PREPARE, 4, 4)]
+    fresh = Node()
+    fresh.call(StopReceiver(NAME, INC, AttemptId(3)))
+    fresh.prepared(4)
+    assert lines(fresh) == [(Action.ENDPOINT_PREPARE, 4, 4)]
+
+
+@pytest.mark.parametrize("ended", ["running", "acknowledged", "failed", "stopped"])
+@pytest.mark.parametrize("mode", [OVERWRITE, RESTORE])
+def test_an_attempt_that_could_write_is_stopped_and_waited_for_once_before_the_next(ended, mode):
+    node = Node().acked(1) if ended == "acknowledged" else Node().opened(1)
+    if ended == "failed":
+        node.feed(es.ApplyFailed(AttemptId(1), "LC1 broken"))
+        assert lines(node) == [(Action.FAIL_RECEIVER, 1, 1)]
+    if ended == "stopped":
+        assert node.call(StopReceiver(NAME, INC, AttemptId(1))) is None
+        assert lines(node) == []
+    if ended in ("failed", "stopped"):
+        node.feed(es.Drained(AttemptId(1)))
+        assert lines(node) == [(Action.STOP_AND_WAIT, 1, 1)]
+        node.feed(es.Drained(AttemptId(1)))
+        assert lines(node) == []
+    node.prepared(2, mode)
+    installed = (Action.START_RESTORE if mode is RESTORE else Action.ENDPOINT_PREPARE, 2, 2)
+    first = [(Action.STOP_AND_WAIT, 1, 1)] if ended in ("running", "acknowledged") else []
+    assert lines(node) == [*first, installed]
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+@pytest.mark.parametrize("mode", [FINISH, RESTORE])
+def test_an_attempt_with_nothing_to_write_is_drained_from_the_start(mode, stopped):
+    node = Node(loaded_digest=b"ckpt").prepared(1, mode, baseline_digest=b"ckpt")
+    assert node.state.drained
+    if stopped:
+        assert node.call(StopReceiver(NAME, INC, AttemptId(1))).accepted
+        assert (lines(node), node.state.stopped) == ([], True)
+    node.feed(es.ApplyFailed(AttemptId(1), "nothing was written"))
+    assert lines(node) == [(Action.IGNORE_STALE, 1, 1)]
+    node.prepared(2)
+    assert lines(node) == [(Action.ENDPOINT_PREPARE, 2, 2)]
+
+
+def test_a_stop_of_an_attempt_that_is_not_installed_only_raises_the_fence_and_says_so_once():
+    node = Node().opened(1)
+    for expected in ([(Action.STOP_AND_WAIT, 4, 1)], []):
+        assert node.call(StopReceiver(NAME, INC, AttemptId(4))).accepted
+        assert (lines(node), node.state.stopped, node.state.drained) == (expected, False, False)
+    node.call(prepare(4))
+    assert lines(node) == [(Action.IGNORE_STALE, 4, 1)]
+
+
+def test_a_failure_before_any_attempt_changes_nothing():
+    node = Node()
+    node.feed(es.PayloadRejected(AttemptId(0), "whose?"))
+    assert (lines(node), node.state.failure) == ([(Action.IGNORE_STALE, 0, 0)], "")
 
 
 def test_storage_is_looked_at_again_after_the_drain():
@@ -324,7 +391,7 @@ def test_nothing_is_written_before_open_apply_over_running_requests_or_while_asl
     node.feed(es.EngineSlept(keeps_storage=True))
     assert isinstance(node.feed(wish)[0], es.DenyApply)
     node.feed(es.EngineWoke())
-    assert isinstance(node.feed(wish)[0], es.PermitApply)
+    assert isinstance(node.feed(wish)[-1], es.PermitApply)
 
 
 def test_same_payload_is_permitted_once():
@@ -437,8 +504,10 @@ def test_stop_that_meets_its_prepare_in_the_drain_keeps_it_out():
     node = Node().prepared(1)
     assert node.call(prepare(2)) is None
     assert node.call(StopReceiver(NAME, INC, AttemptId(2))) is None
+    assert lines(node) == [(Action.STOP_AND_WAIT, 2, 1)]
     node.feed(es.Drained(AttemptId(1)))
     assert (node.reply(2).accepted, node.reply(3).accepted, node.state.attempt) == (False, True, 1)
+    assert lines(node) == [(Action.STOP_AND_WAIT, 1, 1), (Action.IGNORE_STALE, 2, 1)]
 
 
 @pytest.mark.parametrize("event", [es.PayloadRejected, es.ApplyFailed])
@@ -468,7 +537,10 @@ def test_failure_is_reported_drained_and_only_counted_for_the_running_attempt(ev
 def test_prepare_closes_the_gate_of_synchronous_attempts_and_restores(mode, gate, closes):
     node = Node().prepared(1, mode, gate=gate)
     assert node.state.gate_open is not closes
-    assert (Action.CLOSE_GATE in node.actions()) is closes
+    assert node.has(es.SetGate) is closes
+    (line,) = [effect for effect in node.effects if isinstance(effect, Emit)]
+    assert line.action is (Action.START_RESTORE if mode is RESTORE else Action.ENDPOINT_PREPARE)
+    assert line.post["gate"] is not closes
 
 
 def test_gate_opens_over_committed_storage_and_resolves_done():
@@ -489,6 +561,18 @@ def test_gate_stays_closed_before_the_commit_and_for_another_attempt():
 def test_gate_stays_closed_while_an_attempt_runs_over_clean_storage():
     node = Node().prepared(2)
     assert not node.call(OpenGate(NAME, INC, AttemptId(2), AttemptId(0), Version(0))).accepted
+
+
+def test_a_request_is_admitted_and_finished_once():
+    node = Node()
+    node.feed(es.RequestArrived("q"))
+    assert (node.has(es.AdmitRequest), node.actions()) == (True, [Action.ADMIT_REQUEST])
+    node.feed(es.RequestArrived("q"))
+    assert (node.has(es.RefuseRequest), node.actions()) == (True, [])
+    node.feed(es.RequestDone("q"))
+    assert (node.state.requests, node.actions()) == (frozenset(), [Action.FINISH_REQUEST])
+    node.feed(es.RequestDone("q"))
+    assert node.effects == ()
 
 
 def test_closed_gate_refuses_requests():
@@ -560,6 +644,13 @@ def test_engine_that_released_its_weights_claims_nothing_and_fails_its_attempt()
     node.feed(es.EngineSlept(keeps_storage=False))
     assert (node.state.tag, node.state.acked) == (Tag(), False)
     assert "released" in node.state.failure
+    serving = Node()
+    serving.feed(es.EngineSlept(keeps_storage=False))
+    told = [(line.action, line.post["gate"], line.post["tag"]) for line in serving.effects if isinstance(line, Emit)]
+    assert told == [(Action.CLOSE_GATE, False, "clean(0)"), (Action.FAIL_RECEIVER, False, "none")]
+    finishing = Node().prepared(1, FINISH)
+    finishing.feed(es.EngineSlept(keeps_storage=False))
+    assert (finishing.state.stopped, finishing.actions()) == (True, [Action.CLOSE_GATE, Action.FAIL_RECEIVER])
     idle = Node()
     idle.feed(es.EngineSlept(keeps_storage=False))
     assert (idle.state.tag, idle.state.failure) == (Tag(), "")

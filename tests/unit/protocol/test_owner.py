@@ -129,11 +129,14 @@ def test_binding_is_looked_at_again_when_the_stream_starts():
     assert node.effect(os_.StartStream) is None
 
 
-def test_lost_baseline_fails_a_running_stream():
-    node = Node().streaming()
+@pytest.mark.parametrize(("tracker", "mode"), [(AT0, XOR), (LOST, DENSE)])
+def test_lost_baseline_fails_a_running_stream(tracker, mode):
+    node = Node(tracker).streaming(mode=mode)
     node.feed(os_.BaselineLost("bad memory"))
     assert (node.state.tracker, "bad memory" in node.state.failure) == (LOST, True)
     assert node.effect(os_.StopStream) is not None
+    lost = [] if tracker == LOST else [Action.LOSE_BASELINE]
+    assert node.actions() == [*lost, Action.FAIL_OWNER]
 
 
 # ------------------------------------------------------------------------------------------------------------- fence
@@ -166,6 +169,16 @@ def test_stop_is_answered_after_the_stream_stopped_and_sticks():
     assert not node.call(StreamOwner(ME, INC, AttemptId(1))).accepted
 
 
+def test_a_stop_that_meets_its_prepare_keeps_it_out():
+    node = Node().streaming()
+    assert node.call(prepare(2, OVERWRITE)) is None
+    assert node.call(StopOwner(ME, INC, AttemptId(2))) is None
+    assert [(e.action, e.attempt) for e in node.effects if isinstance(e, Emit)] == [(Action.STOP_OWNER, 2)]
+    node.feed(os_.StreamStopped(AttemptId(1)))
+    assert node.actions() == [Action.STOP_OWNER, Action.IGNORE_STALE]
+    assert (node.reply(3).accepted, node.reply(4).accepted, node.state.attempt) == (False, True, 1)
+
+
 def test_stale_calls_are_ignored():
     node = Node().streaming(3)
     assert not node.call(prepare(2)).accepted
@@ -174,10 +187,14 @@ def test_stale_calls_are_ignored():
     assert node.state.status is StreamStatus.STREAMING
 
 
-def test_stop_that_overtakes_its_prepare_keeps_the_prepare_out():
+def test_stop_that_overtakes_its_prepare_keeps_the_prepare_out_and_says_so_once():
     node = Node()
     assert node.call(StopOwner(ME, INC, AttemptId(4))).accepted
+    assert node.actions() == [Action.STOP_OWNER]
+    assert node.call(StopOwner(ME, INC, AttemptId(4))).accepted
+    assert node.actions() == []
     assert not node.call(prepare(4)).accepted
+    assert node.actions() == [Action.IGNORE_STALE]
     assert node.call(prepare(5)).accepted
 
 
@@ -233,8 +250,30 @@ def test_outcome_of_a_copy_that_was_given_up_is_ignored():
     node = Node()
     node.call(UpdateBaseline(ME, C1, Version(1)))
     node.feed(os_.BaselineLost("bad memory"))
-    node.feed(os_.BaselineFilled(Version(1)))
+    for late in (os_.ItemCopied(Version(1), "w"), os_.BaselineFilled(Version(1)), os_.BaselineLost("again")):
+        before = replace(node.state, revision=0)
+        node.feed(late)
+        assert (replace(node.state, revision=0), node.effects) == (before, ())
     assert node.state.tracker == LOST
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_each_copied_tensor_is_a_step_of_the_copy_that_runs(lost):
+    node = Node(LOST, NONE, resident=C1) if lost else Node()
+    copied = os_.ItemCopied(Version(1), "w")
+    node.feed(copied)
+    assert node.effects == ()
+    assert node.call((RebuildBaseline if lost else UpdateBaseline)(ME, C1, Version(1))).accepted
+    node.feed(os_.ItemCopied(Version(2), "w"))
+    assert node.effects == ()
+    node.feed(copied)
+    (line,) = node.effects
+    assert (line.action, dict(line.args)) == (Action.COPY_ITEM, {"name": "w"})
+    assert line.post["tracker"] == ("lost" if lost else "updating(0)")
+    node.feed(os_.BaselineFilled(Version(1)))
+    assert node.actions() == [Action.BASELINE_FILLED]
+    node.feed(copied)
+    assert (node.effects, node.state.tracker) == ((), AT1)
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import re
 from pathlib import Path
+from pkgutil import iter_modules
 
 import pytest
 
+from nemo_dcr import control_rules, protocol, record
 from nemo_dcr.ids import CandidateId, Epoch, OwnerId, ReceiverId
 from nemo_dcr.protocol import coordinator_events as ce
 from nemo_dcr.protocol import endpoint_state as es
@@ -24,14 +28,23 @@ POST = {
 }
 
 
+def table(section: str) -> list[tuple[str, str, str, str]]:
+    """The rows of the table in a section of the page; the action comes first, without its quotes."""
+    text = PAGE.read_text(encoding="utf-8").split(f"\n## {section}\n")[1].split("\n## ")[0]
+    found = []
+    for line in re.findall(r"^\| `.*$", text, re.MULTILINE):
+        action, second, third, last = (cell.strip() for cell in line.strip("|").split("|"))
+        found.append((action.strip("`"), second, third, last))
+    return found
+
+
+def quoted(cell: str) -> set[str]:
+    return set(re.findall(r"`(\w+)`", cell))
+
+
 def rows() -> dict[str, tuple[set[str], set[str], str]]:
     """Action -> actors, argument names, last column."""
-    table = PAGE.read_text(encoding="utf-8").split("## Actions")[1]
-    found = {}
-    for line in re.findall(r"^\| `.*$", table, re.MULTILINE):
-        action, actors, args, effect = (cell.strip() for cell in line.strip("|").split("|"))
-        found[action.strip("`")] = (set(actors.split(", ")), set(re.findall(r"`(\w+)`", args)), effect)
-    return found
+    return {name: (set(actors.split(", ")), quoted(args), effect) for name, actors, args, effect in table("Actions")}
 
 
 @pytest.fixture(scope="module")
@@ -60,11 +73,28 @@ def events() -> list:
     cluster.run()
     cluster.crash_owner(OwnerId(0))
     cluster.run()
+    cluster.train(6)
+    cluster.run_until(lambda: cluster.coordinators[1].state.phase == "preparing")
+    cluster._receive(ReceiverId("e0/0"), es.EngineSlept(keeps_storage=True))
+    cluster.run_until(lambda: cluster.emits[-1].action is Action.REFUSE_PREPARE)
     return [*emitted, *cluster.emits, *cluster.control.journal()]
 
 
 def test_page_lists_exactly_the_actions_of_the_enum():
-    assert set(rows()) == {action.value for action in Action}
+    every = [action.value for action in Action]
+    assert sorted(name for name, *_ in table("Actions")) == sorted(every)
+    assert sorted(name for name, *_ in table("Steps")) == sorted(every)
+
+
+def test_triggers_and_guards_of_the_page_are_names_in_the_code():
+    modules = [importlib.import_module(f"nemo_dcr.protocol.{found.name}") for found in iter_modules(protocol.__path__)]
+    modules += [control_rules, record]
+    names = {name: value for module in modules for name, value in vars(module).items()}
+    triggers = set[str]().union(*(quoted(trigger) for _, trigger, _, _ in table("Steps"))) - {a.value for a in Action}
+    guards = set[str]().union(*(quoted(guard) for _, _, guard, _ in table("Steps"))) - {a.value for a in Action}
+    assert {name for name in triggers if not inspect.isclass(names.get(name))} == set()
+    assert {name for name in guards if not inspect.isfunction(names.get(name))} == set()
+    assert len(guards) > 30
 
 
 def test_runs_emit_every_action(events):

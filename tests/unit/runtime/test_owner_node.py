@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from nemo_dcr.canonical import TensorMeta
-from nemo_dcr.errors import AttemptFailed, TransportFailed
+from nemo_dcr.errors import AttemptFailed, ConditionViolated, TransportFailed
 from nemo_dcr.ids import NO_CANDIDATE, AttemptId, CandidateId, Incarnation, OwnerId, PayloadKey, Version
 from nemo_dcr.protocol.messages import (
     DropCandidate,
@@ -27,8 +27,9 @@ from nemo_dcr.protocol.tags import TrackerKind, TrackerTag
 from nemo_dcr.record import AttemptMode
 from nemo_dcr.runtime.owner_node import OwnerNode
 from nemo_dcr.runtime.timings import TimingsOf
-from nemo_dcr.source.baseline import BaselineState, committed
+from nemo_dcr.source.baseline import BaselineState, Copied, committed
 from nemo_dcr.testing.local_source import LocalSource
+from nemo_dcr.trace import Action, Emit
 from nemo_dcr.transport.base import Announcement, Buffer, Manifest, Publisher
 from nemo_dcr.transport.memory import MemoryTransport
 
@@ -44,7 +45,19 @@ class Bench:
         self.source = LocalSource(TENSORS, seed=2, residual=residual)
         self.rank = self.source.ranks[OWNER]
         self.transport = transport or MemoryTransport(window=1 << 10)
+        self.trace: list[Emit] = []
         self.node = self.start(TrackerTag() if lost else TrackerTag(TrackerKind.AT))
+
+    def emit(self, emitted: Emit) -> None:
+        self.trace.append(emitted)
+
+    def copied(self) -> list[str]:
+        """The copy into the baseline as traced: the names in order, between its first and its last line."""
+        began = (Action.UPDATE_BASELINE, Action.REBUILD_BASELINE)
+        first = next(n for n, line in enumerate(self.trace) if line.action in began)
+        last = next(n for n, line in enumerate(self.trace) if line.action is Action.BASELINE_FILLED)
+        assert {line.action for line in self.trace[first + 1 : last]} == {Action.COPY_ITEM}
+        return [str(line.args["name"]) for line in self.trace[first + 1 : last]]
 
     def start(self, tracker: TrackerTag) -> OwnerNode:
         delta = self.rank.new_delta()
@@ -58,6 +71,7 @@ class Bench:
             candidate=self.rank.frozen,
             trainer=self.rank,
             transport=self.transport,
+            tracer=self,
             codec=self.source.codec,
         )
 
@@ -132,6 +146,11 @@ class BrokenTransport(MemoryTransport):
 
     def publisher(self, attempt: AttemptId, owner: OwnerId) -> Publisher:
         raise TransportFailed("memory", "the disk is full")
+
+
+def names(bench: Bench) -> list[str]:
+    """Canonical tensors that the owner holds something of, sorted."""
+    return [tensor.name for tensor in bench.node.delta.tensor_table()]
 
 
 def manifest(bench: Bench, attempt: int) -> Sequence[Announcement]:
@@ -248,6 +267,7 @@ def test_the_baseline_follows_the_commit_and_the_candidate_thaws_only_then() -> 
     assert bench.node.delta.tag == committed(Version(1))
     for tensor, box, words in bench.node.delta.tracker_words():
         assert words.tolist() == box.take(bench.source.weights[FIRST][tensor.name]).tolist()
+    assert bench.copied() == names(bench)
     assert bench.ask(EndTransition(OWNER, FIRST, Version(1))).accepted
     assert (bench.rank.committed, bench.node.report.resident) == (FIRST, FIRST)
     assert bench.train(CandidateId("c2")) == ""
@@ -290,13 +310,15 @@ def test_an_owner_that_restarts_after_the_commit_takes_the_candidate_without_a_s
     for tensor, box, words in bench.node.delta.tracker_words():
         full = canonical if tensor.name in scaled else bench.source.weights[FIRST]
         assert words.tolist() == box.take(full[tensor.name]).tolist()
+    assert sorted(bench.copied()) == names(bench)
 
 
 def test_a_baseline_that_cannot_be_copied_is_lost_and_the_worker_lives(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench()
     bench.train()
 
-    def fail(version: Version) -> None:
+    def fail(version: Version, copied: Copied) -> None:
+        copied(TENSORS[0].name)
         raise AttemptFailed("a shard drifted")
 
     with monkeypatch.context() as patched:
@@ -304,8 +326,47 @@ def test_a_baseline_that_cannot_be_copied_is_lost_and_the_worker_lives(monkeypat
         bench.commit()
     assert bench.node.report.tracker.kind is TrackerKind.LOST
     assert bench.node.delta.tag.state is BaselineState.LOST
+    assert [line.action for line in bench.trace[-2:]] == [Action.COPY_ITEM, Action.LOSE_BASELINE]
+    bench.trace.clear()
     bench.commit()
+    assert bench.copied() == names(bench)
     assert bench.node.report.tracker == TrackerTag(TrackerKind.AT, Version(1))
+
+
+@pytest.mark.parametrize("residual", [False, True])
+def test_a_baseline_update_that_dies_between_two_tensors_can_be_repeated(residual: bool) -> None:
+    """Each line of the copy is a point where the owner may die; a repeated copy ends in the same bits."""
+
+    class Killed(BaseException):
+        pass
+
+    for survived in range(len(TENSORS)):
+        bench = Bench(residual=residual)
+        bench.train()
+        bench.prepare(1)
+        bench.stream(1)
+        bench.drive()
+        delta, seen = bench.node.delta, list[str]()
+
+        def die(name: str, seen: list[str] = seen, survived: int = survived) -> None:
+            seen.append(name)
+            if len(seen) > survived:
+                raise Killed
+
+        with pytest.raises(Killed):
+            delta.update_baseline(Version(1), die)
+        assert len(seen) == survived + 1
+        again: list[str] = []
+        delta.update_baseline(Version(1), again.append)
+        assert sorted(again) == names(bench)
+        assert delta.tag == committed(Version(1))
+        canonical, scaled = bench.source.canonical(FIRST), {tensor.name for tensor in bench.source.scaled}
+        for tensor, box, words in delta.tracker_words():
+            full = canonical if tensor.name in scaled else bench.source.weights[FIRST]
+            assert words.tolist() == box.take(full[tensor.name]).tolist()
+        if residual:
+            with pytest.raises(ConditionViolated, match="no complete stream"):
+                delta.update_baseline(Version(2))
 
 
 def test_a_dead_candidate_is_replaced_by_the_baseline_it_started_from() -> None:
@@ -325,6 +386,7 @@ def test_a_lost_baseline_is_rebuilt_only_from_committed_resident_weights() -> No
     assert bench.ask(RebuildBaseline(OWNER, NO_CANDIDATE, Version(0))).accepted
     bench.drive()
     assert bench.node.report.tracker == TrackerTag(TrackerKind.AT, Version(0))
+    assert bench.copied() == names(bench)
     other = Bench(lost=True)
     other.node.weights_changed()
     assert not other.ask(RebuildBaseline(OWNER, NO_CANDIDATE, Version(0))).accepted

@@ -69,7 +69,7 @@ time.sleep(60)
 def context() -> Iterator[zmq.Context]:
     context = zmq.Context()
     yield context
-    context.term()
+    context.destroy(linger=0)
 
 
 @pytest.fixture
