@@ -6,8 +6,8 @@ held. The order of refusals matters: a replaced coordinator always learns that i
 
 Not handled: storage (control/); deadlines at the coordinator (protocol.transition).
 
-Paper: Section 6.3; Appendix B (control plane)   Spec: CanPrepare, CanCommit, CanKill, CanBootstrap
-Proofs: joint_commit_binds, version_alignment   Conditions: SC3, SC7
+Paper: Section 6.3; Appendix B (control plane)   Spec: CanPrepare, CanCommit, CanKill, CanBootstrap,
+Conflict   Proofs: joint_commit_binds, version_alignment   Conditions: SC3, SC7
 """
 
 from __future__ import annotations

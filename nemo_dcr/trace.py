@@ -4,7 +4,7 @@ One line is one atomic step of the specification, with the state after it. The p
 runtime stamps them with node, incarnation, a gapless sequence number and a Lamport clock, and writes them. `Action` is
 the list that the specification's `Next` has to equal (docs/trace.md).
 
-Spec: every action of Next
+Spec: Next
 """
 
 from __future__ import annotations

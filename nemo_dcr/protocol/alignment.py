@@ -4,7 +4,8 @@ XOR needs storage that is exactly the committed version. An overwrite attempt al
 this very candidate: every bit in which the two differ is in the changed set. It does not repair a mixture with another
 candidate (D8). Dense attempts and restores take any storage.
 
-Paper: Section 6.3   Proofs: version_alignment, retry_repairs   Conditions: SC7
+Paper: Section 6.3   Spec: Fits, HoldsRecord, IsMixture, IsCommittedDone
+Proofs: version_alignment, retry_repairs   Conditions: SC7
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ ready. What cannot be done yet is held, with a reason that names what is missing
 Reports are older than the read. Each action is checked again where it takes effect: prepare at the control plane and at
 every endpoint, updates at every owner.
 
-Paper: Section 6.3; Algorithm B.2   Spec: choice of the coordinator's next action   Proofs: baseline_follows_commit,
-version_alignment   Conditions: SC3, SC4, SC7
+Paper: Section 6.3; Algorithm B.2   Spec: WantsDelta, WantsRestore, WantsFinish, RollForwardCalls
+Proofs: baseline_follows_commit, version_alignment   Conditions: SC3, SC4, SC7
 """
 
 from __future__ import annotations

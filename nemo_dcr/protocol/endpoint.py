@@ -7,7 +7,7 @@ installed (D3), so a fenced write can never land later. The tag is lowered befor
 Not handled: which attempt to run, when to open apply, gate or restore (coordinator); bytes, tensors, threads (runtime).
 
 Paper: Section 6.3; Section 7 (gate); Algorithm B.1   Spec: CloseGate, OpenApply, OpenGate, FinishRestore, AdmitRequest,
-FinishRequest, StartReceiver, and those of endpoint_fence and endpoint_intake   Proofs: fence_stops_old_writes,
+FinishRequest, StartReceiver   Proofs: fence_stops_old_writes,
 restore_exact   Conditions: SC7
 """
 
@@ -131,6 +131,8 @@ def _close_gate(state: EndpointState, call_id: int, call: CloseGate) -> Step:
         return refuse(state, call_id, Action.IGNORE_STALE, _not_running(state, call.attempt), call.attempt)
     if not state.gate_open:
         return state, (reply(state, call_id),)
+    if not guards.may_close_gate(state, call.attempt):
+        return refuse(state, call_id, Action.IGNORE_STALE, "late: the attempt ended and its gate opened", call.attempt)
     state = replace(state, gate_open=False)
     return state, (SetGate(False), reply(state, call_id), emit(state, Action.CLOSE_GATE))
 

@@ -2,8 +2,8 @@
 
 Each guard says when one action may take place; weakening any of them breaks a named invariant (tests show which).
 
-Paper: Section 6.3; Appendix B   Spec: guards of the receiver's actions   Proofs: dedup_once, fence_stops_old_writes,
-version_alignment   Conditions: SC7
+Paper: Section 6.3; Appendix B   Spec: IsNewer, IsCurrent, IsEligible, NotDuplicate, MayFlush, MayOpenGate
+Proofs: dedup_once, fence_stops_old_writes, version_alignment   Conditions: SC7
 """
 
 from __future__ import annotations
@@ -68,6 +68,11 @@ def is_running(state: EndpointState, attempt: AttemptId) -> bool:
 def may_fail(state: EndpointState, attempt: AttemptId) -> bool:
     """The attempt runs, may still write, and is not acknowledged yet."""
     return is_running(state, attempt) and not state.drained and not state.acked
+
+
+def may_close_gate(state: EndpointState, attempt: AttemptId) -> bool:
+    """A call closes the gate before the acknowledgement only: a late copy must not close a gate that opened again."""
+    return is_running(state, attempt) and not state.acked
 
 
 def is_expected(state: EndpointState, attempt: AttemptId, owner: OwnerId) -> bool:

@@ -1,6 +1,6 @@
 """What an endpoint says about itself: the report in every reply, and the post-state of every trace line.
 
-Paper: Appendix B (control calls)   Spec: observations of the receiver's state
+Paper: Appendix B (control calls)   Spec: IsPrepared, IsStaged, IsQuiet, IsAcked
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ The gate of the rank that admits requests (rank 0 of an instance) is the gate of
 ranks. Other ranks have a gate without requests. That is why the coordinator sends open_apply only after every required
 rank is quiet, and takes an instance into an attempt only as a whole.
 
-Paper: Section 6.3; Section 7 (gate); Appendix B   Spec: att, seen, pend, tag, gate, inflight
+Paper: Section 6.3; Section 7 (gate); Appendix B   Spec: rcv
 """
 
 from __future__ import annotations

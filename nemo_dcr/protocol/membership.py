@@ -4,8 +4,8 @@ Membership changes only here, between attempts. An engine instance takes part wi
 for the first attempt of a candidate over receivers that hold exactly the committed version; a baseline that is not at
 that version makes the attempt dense; everything else is overwrites (D9, D12).
 
-Paper: Section 6.3; Algorithm B.2   Spec: Prepare (choice of R and mode)   Proofs: version_alignment, retry_repairs
-Conditions: SC3, SC7
+Paper: Section 6.3; Algorithm B.2   Spec: Holders, Closed, Strays, EligibleFor, ModeFor, NeedsRollForward
+Proofs: version_alignment, retry_repairs   Conditions: SC3, SC7
 """
 
 from __future__ import annotations

@@ -7,8 +7,9 @@ changes nothing unless that is the current one (D11, D22).
 
 Not handled: the comparison, encoding and copying themselves (source/); when to call what (protocol.transition).
 
-Paper: Section 6.3; Figure B.3; Algorithms B.1, B.2   Spec: BeginTransition, OwnerPrepare, EmitPayload, EndStream,
-UpdateBaseline, CopyItem, BaselineFilled, RebuildBaseline, EndTransition, DropCandidate
+Paper: Section 6.3; Figure B.3; Algorithms B.1, B.2   Spec: StartOwner, BeginTransition, OwnerPrepare, EmitPayload,
+EndStream, StopOwner, FailOwner, UpdateBaseline, CopyItem, BaselineFilled, RebuildBaseline, LoseBaseline, EndTransition,
+DropCandidate
 Proofs: baseline_follows_commit   Conditions: SC3, SC4
 """
 
@@ -96,7 +97,10 @@ def _take(state: OwnerState, event: OwnerEvent) -> OwnerStep:
         case CandidateFrozen(candidate):
             return _freeze(state, candidate)
         case WeightsChanged():
-            return replace(state, resident=None), ()
+            state = replace(state, resident=None)
+            if state.filling is not None and state.candidate == NO_CANDIDATE:
+                return _lose_baseline(state, "the weights changed while it was refilled from them")
+            return state, ()
         case PayloadPublished():
             return _published(state, event)
         case StreamEnded(attempt, digest):

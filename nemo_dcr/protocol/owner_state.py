@@ -4,8 +4,8 @@ The baseline carries a version tag and is the only thing that change detection c
 frozen from the begin of a transition to its end (SC4). `resident` says which committed candidate the live weights are,
 and is forgotten as soon as they change: a lost baseline is refilled only from weights that are known to be committed.
 
-Paper: Section 6.3; Appendix A (source conditions), B   Spec: base, cand   Proofs: baseline_follows_commit
-Conditions: SC3, SC4
+Paper: Section 6.3; Appendix A (source conditions), B   Spec: own, MayStream, MayUpdateBaseline, MayRebuild
+Proofs: baseline_follows_commit   Conditions: SC3, SC4
 """
 
 from __future__ import annotations

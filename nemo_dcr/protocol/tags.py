@@ -3,7 +3,7 @@
 A claim is local and conservative: it is lowered before the first write that breaks it and raised only after the last
 write of a complete set took effect. Whether a `done` set became the committed version is known only from the record.
 
-Paper: Section 6.3; Appendix B   Spec: tag, base   Proofs: version_alignment   Conditions: SC3, SC7
+Paper: Section 6.3; Appendix B   Spec: None, Clean, Dirty, Done   Proofs: version_alignment   Conditions: SC3, SC7
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """State of the coordinator: which record it believes in, what it saw of the endpoints, and what it waits for.
 
-Paper: Section 6.3; Appendix B   Spec: phase, epoch of a coordinator
+Paper: Section 6.3; Appendix B   Spec: coord
 """
 
 from __future__ import annotations

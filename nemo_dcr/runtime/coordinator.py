@@ -5,7 +5,7 @@ answers. A broken connection is a lost endpoint at once; silence is one after `l
 made in place: their outcome is a reply, or unknown when the back end could not be reached.
 Not handled: when to begin a transition (the trainer freezes a candidate; `look` notices it); which endpoints exist.
 
-Paper: Section 6.3; Appendix B   Spec: actions of the coordinator   Decisions: D10, D14, D22
+Paper: Section 6.3; Appendix B   Spec: CoordinatorProgress   Decisions: D10, D14, D22
 """
 
 from __future__ import annotations

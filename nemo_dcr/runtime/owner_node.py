@@ -5,7 +5,7 @@ one worker thread; a stop interrupts a stream between chunks and inside a blocke
 start; nothing here looks at versions or candidates.
 Not handled: sockets and thread loops (see serve); when to step the optimizer (the trainer asks `freeze` first).
 
-Paper: Section 5; Figure B.3   Spec: actions of the owner   Decisions: D8, D11, D12   Conditions: SC3, SC4
+Paper: Section 5; Figure B.3   Spec: OwnerProgress   Decisions: D8, D11, D12   Conditions: SC3, SC4
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ from nemo_dcr.protocol.owner_state import (
     ThawCandidate,
     WeightsChanged,
     WeightsReloaded,
+    holds_version,
 )
 from nemo_dcr.protocol.tags import TrackerTag
 from nemo_dcr.runtime.stepper import Stepper
@@ -254,6 +255,8 @@ class OwnerNode:
             self._feed(BaselineLost(str(problem)))
         else:
             self._feed(BaselineFilled(refill.version))
+            if not holds_version(self._state.tracker, refill.version):
+                self.delta.lose_baseline()  # the weights changed under the copy
 
     def _teller(self, version: Version) -> Copied:
         return lambda name: self._feed(ItemCopied(version, name))

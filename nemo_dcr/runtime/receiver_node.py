@@ -6,7 +6,7 @@ in `work`, on the thread that the engine lends, one loader call for a group of p
 performs its effects in order under one lock, and never holds that lock while it decodes or writes weights.
 Not handled: sockets and thread loops (see serve), which attempt to run (coordinator).
 
-Paper: Section 6.3; Appendix B; Figure C.2 (staging)   Spec: actions of the receiver   Decisions: D3, D23, D25, D28, D30
+Paper: Section 6.3; Appendix B; Figure C.2 (staging)   Spec: ReceiverProgress   Decisions: D3, D23, D25, D28, D30
 """
 
 from __future__ import annotations

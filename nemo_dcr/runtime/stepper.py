@@ -4,7 +4,7 @@ An event that arrives while effects are performed, from the performer itself or 
 the machine never sees half a step. Whoever waits on the condition looks again after every event.
 Not handled: what an effect means (the node that owns the machine).
 
-Paper: Appendix B   Spec: one action at a time
+Paper: Appendix B   Spec: Next
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A line is written and flushed before the caller goes on, so a killed process leaves every event that took effect; its
 last line may be torn and `read_trace` then drops it. Sequence numbers are gapless, which is how a lost line shows.
 
-Paper: Appendix B   Spec: trace schema in docs/trace.md
+Paper: Appendix B   Spec: Next
 """
 
 from __future__ import annotations

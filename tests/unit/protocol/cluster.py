@@ -122,6 +122,10 @@ class Cluster:
         self.attempts_seen: dict[Member, AttemptId] = {}
         self.checked: set[PayloadKey] = set()
         self.last_version = -1
+        self.acknowledged: dict[Member, AttemptId] = {}
+        self.killed: frozenset[CandidateId] = frozenset()
+        self.service: tuple[int, dict[ReceiverId, tuple[Words, bool, bool]]] = (0, {})
+        """What step properties saw last: count of versions; storage and gate of each receiver, bound by the record."""
         self.sent: list[tuple[int, Any]] = []
         self.receivers: dict[ReceiverId, Receiver] = {}
         self.owners: dict[OwnerId, Owner] = {}

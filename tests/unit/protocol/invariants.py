@@ -1,12 +1,22 @@
-"""The invariants of the protocol, by the names of the specification, over the real words of the cluster."""
+"""The properties of the protocol, by the names of spec/Properties.tla, over the real words of the cluster.
+
+`STATE_INVARIANTS` look at one state, `STEP_PROPERTIES` at a step and therefore remember the last state that they saw,
+`FINALLY` holds once nothing is left to do.
+
+Not handled: what the specification says of the network; nothing that was sent is ever taken back here.
+
+Spec: Properties
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 
 from nemo_dcr.config import GateMode
 from nemo_dcr.ids import instance_of
 from nemo_dcr.protocol.tags import TagKind, TrackerKind
+from nemo_dcr.protocol.transition_state import Phase
 from nemo_dcr.record import DELTA_MODES, AttemptMode
 from tests.unit.protocol.cluster import Cluster, Payload
 
@@ -40,13 +50,41 @@ def clean_exact(c: Cluster) -> bool:
     return all(v < len(c.versions) and storage == c.versions[v] for v, storage in tags)
 
 
+def done_exact(c: Cluster) -> bool:
+    """An acknowledged set is complete before anybody knows whether it is committed."""
+    tags = [(r.state.tag.candidate, r.storage) for r in c.receivers.values() if r.state.tag.kind is TagKind.DONE]
+    return all(storage == c.candidates[candidate] for candidate, storage in tags)
+
+
+def dirty_repairable(c: Cluster) -> bool:
+    """Storage of a dirty tag differs from its version only in bits that its candidate changes."""
+    for r in c.receivers.values():
+        tag = r.state.tag
+        if tag.kind is not TagKind.DIRTY:
+            continue
+        if tag.version >= len(c.versions):
+            return False
+        old, new = c.versions[tag.version], c.candidates[tag.candidate]
+        if any((r.storage[item] ^ old[item]) & ~(new[item] ^ old[item]) for item in c.all_items):
+            return False
+    return True
+
+
 def baseline_bound(c: Cluster) -> bool:
-    """Each baseline is the committed one or lost; the previous one only while the transition of that commit is open."""
+    """Each baseline is the committed one or lost; the previous one only while the transition of that commit is open.
+
+    A copy into it reads the committed candidate, and weights that are not frozen are the committed ones.
+    """
     record = c.record()
     if record is None:
         return True
     for o, own in c.owners.items():
         tracker, opened = own.state.tracker, own.state.candidate == record.candidate != ""
+        committed = {item: c.versions[-1][item] for item in c.items[o]}
+        if own.state.candidate == "" and own.weights != committed:
+            return False
+        if own.state.filling is not None and (own.state.filling, own.weights) != (record.version, committed):
+            return False
         if tracker.kind is TrackerKind.LOST:
             continue
         if tracker.kind is TrackerKind.UPDATING:
@@ -86,10 +124,12 @@ def _expected_payloads(c: Cluster, payload: Payload) -> list[tuple[tuple[str, bo
 
 
 def single_commit(c: Cluster) -> bool:
-    """Versions count commits, each from an attempt that expected the one before; one attempt commits once."""
+    """Versions count commits, each from a later attempt that expected the one before; none of them was given up."""
     history = c.control.history()
     chained = all(k.version == v and k.baseline == max(0, v - 1) for v, k in enumerate(history))
-    return chained and len({k.attempt for k in history}) == len({k.candidate for k in history}) == len(history)
+    rising = all(new.attempt > old.attempt for old, new in pairwise(history))
+    alive = not {k.candidate for k in history} & c.control._dead
+    return chained and rising and alive and len({k.candidate for k in history}) == len(history)
 
 
 def gate_safe(c: Cluster) -> bool:
@@ -121,13 +161,36 @@ def gate_transition(c: Cluster) -> bool:
     if c.refit.gate is not GateMode.SYNC:
         return True
     frozen = {own.state.candidate for own in c.owners.values()} - {""}
-    currents = [(r.state.current, r.state.gate_open) for r in c.receivers.values() if r.state.current is not None]
-    return not any(opened and call.mode in DELTA_MODES and call.candidate in frozen for call, opened in currents)
+    committed = {k.attempt for k in c.control.history()}
+    served = [r.state.current for r in c.receivers.values() if r.state.gate_open and r.state.current is not None]
+    if any(call.mode in DELTA_MODES and call.attempt not in committed for call in served):
+        return False
+    return not any(call.mode is not AttemptMode.RESTORE and call.candidate in frozen for call in served)
 
 
 def fence_safe(c: Cluster) -> bool:
     """Any write that can still take effect belongs to the attempt that the receiver prepared."""
     return all(key.attempt == r.state.attempt for r in c.receivers.values() for key, _, _, _ in r.issued)
+
+
+def takeover_decides(c: Cluster) -> bool:
+    """The active coordinator that waits for no commit believes the record as it is: it changes under nobody else.
+
+    Not before it believes in a first record: the reply of a bootstrap may be lost, and the next prepare compares.
+    """
+    waits = (Phase.OUT, Phase.ACQUIRING, Phase.COMMITTING, Phase.WAITING_DEADLINE, Phase.RESOLVING)
+    states = [node.state for node in c.coordinators if node.up and node.state.phase not in waits]
+    active = [state for state in states if state.epoch == c.control._epoch and state.record is not None]
+    return all(state.record == c.record() for state in active)
+
+
+def attempt_order(c: Cluster) -> bool:
+    """A replaced coordinator fences nobody: later attempts belong to epochs at least as new."""
+    epochs = [entry.epoch for entry in c.control._attempts]
+    return epochs == sorted(epochs)
+
+
+# ---------------------------------------------------------------------------------------------------- step properties
 
 
 def monotone(c: Cluster) -> bool:
@@ -147,23 +210,88 @@ def fence_mono(c: Cluster) -> bool:
     return True
 
 
-INVARIANTS: dict[str, Callable[[Cluster], bool]] = {
-    f.__name__: f
-    for f in (
-        commit_exact,
-        commit_acked,
-        clean_exact,
-        baseline_bound,
-        payload_bound,
-        single_commit,
-        gate_safe,
-        gate_fresh,
-        gate_transition,
-        fence_safe,
-        monotone,
-        fence_mono,
+def ack_kept(c: Cluster) -> bool:
+    """A receiver that acknowledged an attempt stays so until another one is installed, or it starts again."""
+    for r in c.receivers.values():
+        if c.acknowledged.get(r.state.member) == r.state.attempt and not r.state.acked:
+            return False
+        if r.state.acked:
+            c.acknowledged[r.state.member] = r.state.attempt
+    return True
+
+
+def dead_kept(c: Cluster) -> bool:
+    """A candidate that was given up stays dead."""
+    before, c.killed = c.killed, frozenset(c.control._dead)
+    return before <= c.killed
+
+
+def refit_steps(c: Cluster) -> bool:
+    """Each step is one of Refit.
+
+    A commit changes nothing at receivers and binds those that hold its words behind a closed gate. Storage changes
+    behind a closed gate where nobody is bound, and gates open over a committed version, the last one if bound.
+    """
+    record, (versions, before) = c.record(), c.service
+    bound = {
+        name
+        for name, r in c.receivers.items()
+        if record is not None and r.state.member in record.required and r.state.attempt == record.attempt
+    }
+    now = {name: (dict(r.storage), r.state.gate_open, name in bound) for name, r in c.receivers.items()}
+    c.service = len(c.versions), now
+    if not before:
+        return True
+    if len(c.versions) > versions:
+        same = all(now[name][:2] == before[name][:2] for name in now)
+        return same and all(not now[name][1] and now[name][0] == c.versions[-1] for name in bound)
+    for name, (storage, opened, binds) in now.items():
+        held, served, was_bound = before[name]
+        if (storage != held and (opened or binds)) or binds > was_bound:
+            return False
+        if opened > served and storage not in (c.versions[-1:] if binds else c.versions):
+            return False
+    return True
+
+
+# -------------------------------------------------------------------------------------------------------- at the end
+
+
+def transition_ends(c: Cluster) -> bool:
+    """No candidate stays frozen."""
+    return all(own.state.candidate == "" for own in c.owners.values())
+
+
+def all_serve(c: Cluster) -> bool:
+    """Every receiver serves the committed version."""
+    return c.record() is not None and all(
+        r.state.gate_open and r.storage == c.versions[-1] for r in c.receivers.values()
     )
-}
+
+
+def _named(*checks: Callable[[Cluster], bool]) -> dict[str, Callable[[Cluster], bool]]:
+    return {check.__name__: check for check in checks}
+
+
+STATE_INVARIANTS = _named(
+    commit_exact,
+    commit_acked,
+    clean_exact,
+    done_exact,
+    dirty_repairable,
+    baseline_bound,
+    payload_bound,
+    fence_safe,
+    single_commit,
+    gate_safe,
+    gate_fresh,
+    gate_transition,
+    takeover_decides,
+    attempt_order,
+)
+STEP_PROPERTIES = _named(monotone, fence_mono, ack_kept, dead_kept, refit_steps)
+INVARIANTS = {**STATE_INVARIANTS, **STEP_PROPERTIES}
+FINALLY = _named(transition_ends, all_serve)
 
 
 def check(c: Cluster, names: tuple[str, ...] = tuple(INVARIANTS)) -> None:

@@ -398,7 +398,7 @@ def test_same_payload_is_permitted_once():
     node = Node().opened()
     node.stage(0)
     wish = es.ApplyRequested(AttemptId(1), (key(0),))
-    assert isinstance(node.feed(wish)[0], es.PermitApply)
+    assert isinstance(node.feed(wish)[-1], es.PermitApply)
     assert isinstance(node.feed(wish)[0], es.DenyApply)
     node.feed(es.PayloadsApplied(AttemptId(1), (key(0),)))
     assert isinstance(node.feed(wish)[0], es.DenyApply)
@@ -455,6 +455,20 @@ def test_flush_without_changes_still_waits_for_open_apply_and_quiet():
     assert not node.has(es.Flush)
     node.call(OpenApply(NAME, INC, AttemptId(1)))
     assert node.has(es.Flush)
+
+
+def test_a_late_copy_of_the_call_that_closed_the_gate_does_not_close_it_again():
+    node = Node().prepared(gate=GateMode.ASYNC)
+    node.manifest(0)
+    close = CloseGate(NAME, INC, AttemptId(1))
+    assert node.call(close).accepted
+    node.call(OpenApply(NAME, INC, AttemptId(1)))
+    node.feed(es.Flushed(AttemptId(1)))
+    assert node.call(close).accepted  # its first answer may have been lost
+    node.call(OpenGate(NAME, INC, AttemptId(1), AttemptId(1), Version(1)))
+    assert node.state.gate_open
+    late = node.call(close)
+    assert (late.accepted, node.state.gate_open, node.actions()) == (False, True, [Action.IGNORE_STALE])
 
 
 # -------------------------------------------------------------------------------------------------------------- stop

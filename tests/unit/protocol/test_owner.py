@@ -291,6 +291,17 @@ def test_training_ends_the_claim_that_the_weights_are_committed():
     assert not node.call(RebuildBaseline(ME, C1, Version(1))).accepted
 
 
+def test_a_rebuild_whose_weights_change_under_it_is_lost_again():
+    node = Node(LOST, NONE, resident=C1)
+    node.call(RebuildBaseline(ME, C1, Version(1)))
+    node.feed(os_.WeightsChanged())
+    assert (node.actions(), node.state.tracker) == ([Action.LOSE_BASELINE], LOST)
+    node.feed(os_.BaselineFilled(Version(1)))
+    assert (node.actions(), node.state.tracker) == ([], LOST)
+    node.feed(os_.CandidateFrozen(C2))
+    assert (node.effect(os_.AnswerTrainer).refusal, node.state.candidate) == ("", C2)
+
+
 def test_rebuild_is_repeatable_and_keeps_the_weights_still():
     node = Node(LOST, NONE, resident=C1)
     node.call(RebuildBaseline(ME, C1, Version(1)))

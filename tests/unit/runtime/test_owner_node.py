@@ -391,3 +391,13 @@ def test_a_lost_baseline_is_rebuilt_only_from_committed_resident_weights() -> No
     other.node.weights_changed()
     assert not other.ask(RebuildBaseline(OWNER, NO_CANDIDATE, Version(0))).accepted
     assert other.node.report.tracker.kind is TrackerKind.LOST
+
+
+def test_a_refill_whose_weights_change_under_it_leaves_no_baseline() -> None:
+    bench = Bench(lost=True)
+    assert bench.ask(RebuildBaseline(OWNER, NO_CANDIDATE, Version(0))).accepted
+    bench.node.weights_changed()
+    bench.drive()
+    assert bench.node.report.tracker.kind is TrackerKind.LOST
+    assert bench.node.delta.tag.state is BaselineState.LOST
+    assert bench.node.freeze(CandidateId("c1")) == ""
