@@ -2,40 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 import subprocess
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-
-
-@dataclass(frozen=True)
-class Module:
-    """One parsed Python file."""
-
-    path: str
-    """Relative to the repository root, with forward slashes."""
-    name: str
-    """Dotted name; a package carries its own name, without `__init__`."""
-    text: str
-    tree: ast.Module
-
-
-def parse(path: str, text: str) -> Module:
-    """Parse source text under a path that need not exist, so that a rule can be tried on a bad example."""
-    parts = path.removesuffix(".py").split("/")
-    if parts[-1] == "__init__":
-        parts.pop()
-    return Module(path, ".".join(parts), text, ast.parse(text))
-
-
-def read_tree(*folders: str) -> tuple[Module, ...]:
-    """All Python files under the folders, sorted by path."""
-    files = sorted(file for folder in folders for file in (ROOT / folder).rglob("*.py"))
-    return tuple(parse(file.relative_to(ROOT).as_posix(), file.read_text(encoding="utf-8")) for file in files)
+from tests.house.modules import ROOT, Module, parse, read_tree
 
 
 @pytest.fixture(scope="session")

@@ -8,9 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from tlc_modules import definitions
+
+from tests.house.modules import docstrings
 
 LEMMA = re.compile(r"^### L(\d+) (\w+)\n(.*?)(?=^###? |\Z)", re.MULTILINE | re.DOTALL)
 QUOTED = re.compile(r"`([^`]+)`")
+PROPERTY = "spec: "
+CARRIED = re.compile(r"^\| L(\d+) (\w+) \| [^|]+ \| ([^|]*) \| ([^|]*) \| ([^|]*) \|$", re.MULTILINE)
+SOLVERS = {"words": "model_tests/test_word_facts.py", "protocol": "model_tests/test_protocol_proof.py"}
 FOOTER = re.compile(r"Proofs:(.*?)(?=Conditions:|Spec:|Paper:|\Z)", re.DOTALL)
 # Lemmas that no function relies on, or that no test can check, with the reason.
 UNRELIED: dict[str, str] = {}
@@ -23,19 +29,38 @@ class Lemma:
 
     number: int
     slug: str
+    assumes: tuple[str, ...]
+    """Codes of section 2 under "Uses"."""
     checked_by: tuple[str, ...]
+    """Tests, and `spec: Property`."""
     relied_on_by: tuple[str, ...]
 
 
 def lemmas(text: str) -> list[Lemma]:
     """All lemmas in order of appearance."""
 
-    def links(body: str, label: str) -> tuple[str, ...]:
-        line = re.search(rf"^{label}:(.*?)(?=\n\n|\Z)", body, re.MULTILINE | re.DOTALL)
-        return tuple(QUOTED.findall(line[1])) if line else ()
+    def part(body: str, label: str) -> str:
+        found = re.search(rf"^{label}:(.*?)(?=\n\n|\Z)", body, re.MULTILINE | re.DOTALL)
+        return found[1] if found else ""
 
-    found = LEMMA.findall(text)
-    return [Lemma(int(n), slug, links(body, "Checked by"), links(body, "Relied on by")) for n, slug, body in found]
+    return [
+        Lemma(
+            int(number),
+            slug,
+            tuple(re.findall(r"\b(?:SC|LC|A)\d+\b", part(body, "Uses"))),
+            tuple(QUOTED.findall(part(body, "Checked by"))),
+            tuple(QUOTED.findall(part(body, "Relied on by"))),
+        )
+        for number, slug, body in LEMMA.findall(text)
+    ]
+
+
+def carried(lemma: Lemma) -> tuple[str, str, str, str, str]:
+    """The row of section 7 that follows from the lemma: number, slug, assumptions, solver, properties."""
+    solvers = [name for name, path in SOLVERS.items() if any(link.startswith(path) for link in lemma.checked_by)]
+    checked = [link.removeprefix(PROPERTY) for link in lemma.checked_by if link.startswith(PROPERTY)]
+    columns = [", ".join(each) or "-" for each in (lemma.assumes, solvers, checked)]
+    return str(lemma.number), lemma.slug, columns[0], columns[1], columns[2]
 
 
 def defined(tree: ast.AST, path: list[str]) -> bool:
@@ -59,6 +84,11 @@ def names_code(link: str, package) -> bool:
     return False
 
 
+def names_property(link: str, properties) -> bool:
+    """True iff `spec: Property` is an operator of spec/Properties.tla."""
+    return link.startswith(PROPERTY) and link.removeprefix(PROPERTY) in properties
+
+
 def names_test(link: str, modules) -> bool:
     """True iff `tests/file.py::test_name` (or `::TestClass::test_name`) exists."""
     path, _, name = link.partition("::")
@@ -77,11 +107,6 @@ def unknown_citations(text: str, known: list[Lemma]) -> list[str]:
     return [cited for cited in cited_lemmas(text) if cited not in valid]
 
 
-def docstrings(module) -> list[str]:
-    owners = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    return [ast.get_docstring(node) or "" for node in ast.walk(module.tree) if isinstance(node, owners)]
-
-
 @pytest.fixture(scope="session")
 def proofs(root: Path) -> str:
     return (root / "PROOFS.md").read_text(encoding="utf-8")
@@ -93,11 +118,18 @@ def test_lemmas_are_numbered_without_a_gap_and_slugs_are_unique(proofs):
     assert len({lemma.slug for lemma in found}) == len(found) > 15
 
 
-def test_every_lemma_is_checked_by_tests_that_exist(proofs, tests, package):
+def test_every_lemma_is_checked_by_tests_and_properties_that_exist(proofs, tests, package, root):
     found = lemmas(proofs)
     suites = [module for module in package if module.path.startswith("nemo_dcr/testing/")]
-    assert [lemma.slug for lemma in found if not lemma.checked_by and lemma.slug not in UNCHECKED] == []
-    assert [link for lemma in found for link in lemma.checked_by if not names_test(link, [*tests, *suites])] == []
+    properties = definitions((root / "spec/Properties.tla").read_text(encoding="utf-8"))
+    tested = [lemma for lemma in found if any("::" in link for link in lemma.checked_by)]
+    assert [lemma.slug for lemma in found if lemma not in tested and lemma.slug not in UNCHECKED] == []
+    links = [link for lemma in found for link in lemma.checked_by if not names_property(link, properties)]
+    assert [link for link in links if not names_test(link, [*tests, *suites])] == []
+
+
+def test_the_summary_says_how_each_lemma_is_carried(proofs):
+    assert CARRIED.findall(proofs) == [carried(lemma) for lemma in lemmas(proofs)]
 
 
 def test_every_lemma_is_relied_on_by_code_that_exists(proofs, package):
@@ -113,8 +145,12 @@ def test_lemmas_cited_in_docstrings_exist(proofs, package):
 
 
 def test_link_checks_can_fail(parse_module):
-    text = "### L0 first\n\nProof.\n\nChecked by: `tests/a.py::test_x`\n\nRelied on by: `nemo_dcr.a.f`\n\n## Next\n"
-    (lemma,) = lemmas(text)
+    text = "### L0 first\n\nProof.\n\nUses: L1, SC3, A7.\n\nChecked by: `spec: Safe`, `tests/a.py::test_x`\n\n"
+    (lemma,) = lemmas(text + "Relied on by: `nemo_dcr.a.f`\n\n## Next\n")
+    assert carried(lemma) == ("0", "first", "SC3, A7", "-", "Safe")
+    assert CARRIED.findall("| L0 first | x | SC3, A7 | - | Safe |") == [carried(lemma)]
+    assert CARRIED.findall("| L0 first | x | SC3 | words | Safe |") != [carried(lemma)]
+    assert [names_property(link, {"Safe"}) for link in ("spec: Safe", "spec: Sound", "Safe")] == [True, False, False]
     module = parse_module("nemo_dcr/a.py", "class C:\n    def m(self): ...\ndef f(): ...\n")
     assert names_code(lemma.relied_on_by[0], [module])
     assert names_code("nemo_dcr.a.C.m", [module])
