@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
 import shutil
 import subprocess
 import sys
+import termios
 from pathlib import Path
 
 import pytest
@@ -80,6 +83,20 @@ def test_chain_applies_in_one_go_and_in_place_and_twice(versions, tmp_path):
         assert json.loads(done.stdout)["already_applied"] is already
         assert done.stderr == ""
     assert files(base) == files(versions / "v2")
+
+
+@pytest.mark.parametrize("quiet", [False, True], ids=["bar", "quiet"])
+def test_long_work_shows_a_bar_on_a_terminal_unless_it_is_told_to_be_quiet(versions, tmp_path, quiet):
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, 100))
+    command = [PROGRAM, "apply", versions / "v0", versions / "d0", "-o", tmp_path / "out", *["--quiet"] * quiet]
+    done = subprocess.run(list(map(str, command)), stdout=subprocess.DEVNULL, stderr=theirs)
+    os.write(theirs, b"end")
+    shown = os.read(ours, 65536).decode()
+    os.close(ours)
+    os.close(theirs)
+    assert done.returncode == 0
+    assert ("%" in shown and "B/s" in shown) is not quiet, shown
 
 
 def test_verify_has_an_exit_code_and_names_the_first_difference(versions):
