@@ -8,7 +8,7 @@ ARGS ?=
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast spec spec-deep proof check format clean
+.PHONY: help setup demo test test-fast spec spec-tests spec-deep proof check format clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -28,8 +28,8 @@ $(STAMP): pyproject.toml requirements/constraints.txt requirements/checkpoint.tx
 demo: setup ## Train, refit and check a real model on this machine (options: ARGS="--steps 4 --quiet")
 	$(BIN)/nemo-dcr demo $(ARGS)
 
-test: setup ## Every test, the slow ones included, but for the queries of `make proof`
-	$(BIN)/python -m pytest -m 'not proof' $(ARGS)
+test: setup ## Every test, the slow ones included, but for those of `make proof` and `make spec-tests`
+	$(BIN)/python -m pytest -m 'not proof and not spec' $(ARGS)
 
 test-fast: setup ## The tests that need neither processes, nor Java, nor a real checkpoint
 	$(BIN)/python -m pytest -m 'not slow and not spec and not proof' $(ARGS)
@@ -37,11 +37,13 @@ test-fast: setup ## The tests that need neither processes, nor Java, nor a real 
 spec: setup ## Model-check the specification: models, mutants, sanity claims (options: ARGS="--only NAME")
 	$(BIN)/python spec/tlc.py all $(ARGS)
 
+spec-tests: setup ## The tests of the runner of the specification that start TLC
+	$(BIN)/python -m pytest -q -m spec tests/spec
+
 spec-deep: setup ## The same with every larger model; takes long
 	$(BIN)/python spec/tlc.py all --deep $(ARGS)
 
 proof: setup ## Prove the protocol for any number of everything: two solvers, mutants, non-vacuity
-	$(BIN)/python -m spec.proof all
 	$(BIN)/python -m pytest -q -m proof model_tests
 
 check: setup ## Format, lint, types, the house rules and the links between paper, specification, proofs and code

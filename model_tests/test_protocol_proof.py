@@ -42,6 +42,8 @@ from spec.proof.story import Story, boot, tell
 from spec.proof.vocabulary import SORT_ORDER, TABLE, Receiver, axioms, first_state
 from spec.proof.walk import NotEnabled, World, broken, broken_steps, first, newly_broken, take, wander
 
+pytestmark = pytest.mark.proof
+
 ROOT = Path(__file__).resolve().parents[1]
 BREAKING = [mutant for mutant in MUTANTS.values() if mutant.breaks]
 SAFE = [mutant for mutant in MUTANTS.values() if not mutant.breaks]
@@ -92,7 +94,6 @@ def test_every_changing_symbol_is_changed_and_looked_at() -> None:
 # --------------------------------------------------------------------------------------------------------- the proof
 
 
-@pytest.mark.proof
 @pytest.mark.parametrize("action", ["", *ACTIONS], ids=lambda name: name or "first state")
 def test_every_invariant_is_kept(action: str) -> None:
     verdicts = list(decide(step_queries(action) if action else first_queries()))
@@ -100,7 +101,6 @@ def test_every_invariant_is_kept(action: str) -> None:
     assert action in ("Conflict", "RefusePrepare", "IgnoreStale", "IgnoreDuplicate") or verdicts
 
 
-@pytest.mark.proof
 @pytest.mark.parametrize("action", ["", *ACTIONS], ids=lambda name: name or "first state")
 def test_a_second_solver_agrees(action: str) -> None:
     queries = list(step_queries(action) if action else first_queries())
@@ -145,7 +145,6 @@ def told() -> tuple[Story, list[str]]:
     return tell(World(), watch), faults
 
 
-@pytest.mark.slow
 def test_a_story_of_every_action_keeps_every_claim(told: tuple[Story, list[str]]) -> None:
     story, faults = told
     assert faults == []
@@ -166,7 +165,6 @@ def test_a_step_whose_guard_is_false_is_refused() -> None:
         take(first(World()), "Commit", 1, 1)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "world",
     [
@@ -222,7 +220,6 @@ def test_mutant_breaks_the_claim_that_it_names(mutant: Mutant, judge: Judge) -> 
     assert judge.counterexample(mutant) is not None
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("mutant", SAFE, ids=names)
 def test_safe_mutant_is_proved_and_its_guard_has_a_test(mutant: Mutant, judge: Judge) -> None:
     assert judge.touched(mutant)
