@@ -69,6 +69,7 @@ PREDICATES = {
     "may_apply": "`MayWrite`; the payloads that it is asked for are any of the pending ones",
     "may_fail": "the first line of `FailReceiver`",
     "may_freeze": "`NextCandidate`",
+    "may_step": "`NextCandidate`: the optimizer step is its part that makes a new candidate",
     "has_ended": "a repeated call changes nothing: `EndTransition` needs a frozen candidate",
     "is_ended": "`AllEnded`, one owner of it",
     "can_rebuild": "`MayRebuild`, seen from afar",

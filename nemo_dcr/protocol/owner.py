@@ -97,10 +97,7 @@ def _take(state: OwnerState, event: OwnerEvent) -> OwnerStep:
         case CandidateFrozen(candidate):
             return _freeze(state, candidate)
         case WeightsChanged():
-            state = replace(state, resident=None)
-            if state.filling is not None and state.candidate == NO_CANDIDATE:
-                return _lose_baseline(state, "the weights changed while it was refilled from them")
-            return state, ()
+            return _change_weights(state)
         case PayloadPublished():
             return _published(state, event)
         case StreamEnded(attempt, digest):
@@ -298,6 +295,19 @@ def _fail(state: OwnerState, reason: str) -> OwnerStep:
     failed = _emit(state, Action.FAIL_OWNER, reason=reason)
     state, effects = _stop_stream(state)
     return state, (failed, *effects, PushOwnerReport(report(state)))
+
+
+def _change_weights(state: OwnerState) -> OwnerStep:
+    if not guards.may_step(state):
+        busy = (
+            "the committed weights are being loaded" if state.reloading else f"candidate {state.candidate!r} is frozen"
+        )
+        return state, (AnswerTrainer(state.candidate, f"{busy}: wait until its transition ended"),)
+    state, answer = replace(state, resident=None), AnswerTrainer(NO_CANDIDATE, "")
+    if state.filling is None:
+        return state, (answer,)
+    state, lost = _lose_baseline(state, "the weights changed while it was refilled from them")
+    return state, (answer, *lost)
 
 
 def _freeze(state: OwnerState, candidate: CandidateId) -> OwnerStep:

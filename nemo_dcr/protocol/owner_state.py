@@ -89,7 +89,7 @@ class CandidateFrozen:
 
 @dataclass(frozen=True, slots=True)
 class WeightsChanged:
-    """The optimizer stepped: the resident weights are no committed version any more."""
+    """The optimizer is about to step: the resident weights will be no committed version any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +189,7 @@ class PushOwnerReport:
 
 @dataclass(frozen=True, slots=True)
 class AnswerTrainer:
-    """Whether the offered candidate is frozen now; if not, the trainer must not begin."""
+    """Whether the trainer may step, or its candidate is frozen now; if not, it must leave the weights as they are."""
 
     candidate: CandidateId
     refusal: str
@@ -322,13 +322,20 @@ def has_ended(state: OwnerState, call: EndTransition) -> bool:
     return state.candidate != call.candidate and at_least
 
 
+def may_step(state: OwnerState) -> bool:
+    """The optimizer may change the weights: they are no frozen candidate (SC4), and nothing is loaded into them.
+
+    A refill of a lost baseline from them does not hinder training: it is lost again.
+    """
+    return state.candidate == NO_CANDIDATE and not state.reloading
+
+
 def may_freeze(state: OwnerState, candidate: CandidateId) -> bool:
     """A transition begins only after the last one ended, and when nothing copies from or into the weights.
 
     Never under the name of the committed candidate: the record would say that its refit is done already (D10).
     """
-    undisturbed = state.filling is None and not state.reloading
-    return candidate not in (NO_CANDIDATE, state.ended) and state.candidate == NO_CANDIDATE and undisturbed
+    return candidate not in (NO_CANDIDATE, state.ended) and may_step(state) and state.filling is None
 
 
 def may_drop(state: OwnerState) -> bool:

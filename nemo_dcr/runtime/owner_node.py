@@ -19,7 +19,7 @@ from typing import Protocol
 from nemo_dcr.codec.payload import encode_payload
 from nemo_dcr.codec.records import PathClass
 from nemo_dcr.config import CodecConfig
-from nemo_dcr.errors import AttemptFailed, AttemptStopped
+from nemo_dcr.errors import AttemptFailed, AttemptStopped, ConditionViolated
 from nemo_dcr.ids import NO_CANDIDATE, AttemptId, CandidateId, Incarnation, PayloadKey, Version
 from nemo_dcr.protocol import owner
 from nemo_dcr.protocol.messages import OwnerCall, OwnerReply, OwnerReport
@@ -150,8 +150,15 @@ class OwnerNode:
             return self._refusal
 
     def weights_changed(self) -> None:
-        """The optimizer is about to step: the resident weights stop being a committed version."""
-        self._feed(WeightsChanged())
+        """The optimizer is about to step: the resident weights stop being a committed version.
+
+        Raises: ConditionViolated (SC4) while they are a frozen candidate or are being loaded; do not step then.
+        """
+        with self._changed:
+            self._refusal = ""
+            self._feed(WeightsChanged())
+            if self._refusal:
+                raise ConditionViolated("SC4", f"owner {self._state.owner}", self._refusal)
 
     # ---------------------------------------------------------------------------------------------- worker thread
 

@@ -11,6 +11,7 @@ Spec: none of its own; the vocabulary and the actions beside it carry the names 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, wraps
@@ -114,7 +115,7 @@ def ite(condition: Term, then: Term, otherwise: Term) -> Term:
 # ------------------------------------------------------------------------------------------------------------ states
 
 
-class State:
+class State(ABC):
     """What an action sees: each symbol as a function, and quantifiers over sorts."""
 
     swaps: Mapping[str, Callable[..., Term]]
@@ -125,21 +126,24 @@ class State:
             raise AttributeError(name)
         return self.lookup(name)
 
+    @abstractmethod
     def lookup(self, name: str) -> Callable[..., Term]:
         """The symbol `name` as a function of its arguments."""
-        raise NotImplementedError
+        ...
 
+    @abstractmethod
     def every(self, sorts: Sort | tuple[Sort, ...], body: Callable[..., Term]) -> Term:
         """`body` holds for all things of these sorts."""
-        raise NotImplementedError
+        ...
 
     def some(self, sorts: Sort | tuple[Sort, ...], body: Callable[..., Term]) -> Term:
         """`body` holds for some things of these sorts."""
         return neg(self.every(sorts, lambda *things: neg(body(*things))))
 
+    @abstractmethod
     def after(self, post: Post) -> State:
         """The state that an action leaves."""
-        raise NotImplementedError
+        ...
 
 
 def guard(function: Callable[..., Term]) -> Callable[..., Term]:

@@ -224,7 +224,7 @@ class Cluster:
         idle = all(
             o.state.candidate == "" and o.state.tracker.kind is not TrackerKind.UPDATING for o in self.owners.values()
         )
-        return idle and bool(self.versions) and all(o.copying is None for o in self.owners.values())
+        return idle and bool(self.versions)
 
     def words_of(self, version: int) -> Words:
         return self.versions[version]

@@ -171,6 +171,8 @@ def test_baseline_that_is_lost_again_during_its_copy_is_copied_again(phase):
     cluster.run_until(lambda: not cluster.coordinators[0].calls)
     cluster.lose_baseline(O0)
     finish(cluster)
+    assert cluster.owners[O0].state.tracker.kind is TrackerKind.AT
+    assert cluster.owners[O0].baseline == cluster.owners[O0].weights
 
 
 def test_too_many_attempts_kill_the_candidate_and_everybody_goes_on_with_the_old_version():

@@ -302,6 +302,18 @@ def test_a_rebuild_whose_weights_change_under_it_is_lost_again():
     assert (node.effect(os_.AnswerTrainer).refusal, node.state.candidate) == ("", C2)
 
 
+def test_weights_stay_as_they_are_while_they_are_frozen_or_loaded():
+    node = Node(AT0, C1)
+    node.feed(os_.WeightsChanged())
+    assert "frozen" in node.effect(os_.AnswerTrainer).refusal
+    node.call(DropCandidate(ME, C1))
+    node.feed(os_.WeightsChanged())
+    assert "loaded" in node.effect(os_.AnswerTrainer).refusal
+    node.feed(os_.WeightsReloaded(NONE))
+    node.feed(os_.WeightsChanged())
+    assert (node.effect(os_.AnswerTrainer).refusal, node.state.resident) == ("", None)
+
+
 def test_rebuild_is_repeatable_and_keeps_the_weights_still():
     node = Node(LOST, NONE, resident=C1)
     node.call(RebuildBaseline(ME, C1, Version(1)))

@@ -393,6 +393,14 @@ def test_a_lost_baseline_is_rebuilt_only_from_committed_resident_weights() -> No
     assert other.node.report.tracker.kind is TrackerKind.LOST
 
 
+def test_an_optimizer_step_inside_a_transition_is_refused_before_the_weights_change() -> None:
+    bench = Bench()
+    bench.train()
+    with pytest.raises(ConditionViolated, match="is frozen") as caught:
+        bench.node.weights_changed()
+    assert caught.value.condition == "SC4"
+
+
 def test_a_refill_whose_weights_change_under_it_leaves_no_baseline() -> None:
     bench = Bench(lost=True)
     assert bench.ask(RebuildBaseline(OWNER, NO_CANDIDATE, Version(0))).accepted
