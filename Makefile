@@ -8,7 +8,7 @@ ARGS ?=
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast spec spec-tests spec-deep proof check format clean
+.PHONY: help setup demo test test-fast spec spec-tests spec-deep proof model model-deep check format clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -28,11 +28,11 @@ $(STAMP): pyproject.toml requirements/constraints.txt requirements/checkpoint.tx
 demo: setup ## Train, refit and check a real model on this machine (options: ARGS="--steps 4 --quiet")
 	$(BIN)/nemo-dcr demo $(ARGS)
 
-test: setup ## Every test, the slow ones included, but for those of `make proof` and `make spec-tests`
-	$(BIN)/python -m pytest -m 'not proof and not spec' $(ARGS)
+test: setup ## Every test, the slow ones included, but for those of `make proof`, `make model` and `make spec-tests`
+	$(BIN)/python -m pytest -m 'not proof and not spec and not model and not deep' $(ARGS)
 
 test-fast: setup ## The tests that need neither processes, nor Java, nor a real checkpoint
-	$(BIN)/python -m pytest -m 'not slow and not spec and not proof' $(ARGS)
+	$(BIN)/python -m pytest -m 'not slow and not spec and not proof and not model and not deep' $(ARGS)
 
 spec: setup ## Model-check the specification: models, mutants, sanity claims (options: ARGS="--only NAME")
 	$(BIN)/python spec/tlc.py all $(ARGS)
@@ -45,6 +45,12 @@ spec-deep: setup ## The same with every larger model; takes long
 
 proof: setup ## Prove the protocol for any number of everything: two solvers, mutants, non-vacuity
 	$(BIN)/python -m pytest -q -m proof model_tests
+
+model: setup ## Step the executable model and the implementation side by side: machine, schedules, traces, mutants
+	$(BIN)/python -m pytest -q -m model model_tests $(ARGS)
+
+model-deep: setup ## The same with everything that CI has no time for
+	$(BIN)/python -m pytest -q -m 'model or deep' model_tests $(ARGS)
 
 check: setup ## Format, lint, types, the house rules and the links between paper, specification, proofs and code
 	$(BIN)/ruff format --check .
