@@ -35,6 +35,7 @@ from tlc_modules import Folder, actions_of_next, read_folder
 from tlc_report import Verdict
 from tlc_rows import TABLE, Row, Table, TableError, read_table, write_table
 from tlc_schedule import Effort, run_all
+from tlc_trace import follow
 
 RED, USAGE, NOT_INSTALLED, INTERRUPTED = 1, 2, 3, 130
 KINDS = {"mc": ("mc",), "mutants": ("mutant",), "sanity": ("sanity",), "all": ("mc", "mutant", "sanity")}
@@ -46,6 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         table = read_table(options.spec / TABLE)
         folder = read_folder(options.spec)
+        if options.command == "trace":
+            return _trace(options)
         if options.command == "check":
             return _check(table, folder, table.rows, whole=True)
         if options.command == "write":
@@ -96,6 +99,8 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("extra", nargs="*", metavar="OPTION", help="more options for TLC, after --")
     for one in (graph, states):
         one.add_argument("-o", "--output", type=Path, required=True, metavar="FILE")
+    trace = commands.add_parser("trace", help="do exported traces of running code follow the specification?")
+    trace.add_argument("files", nargs="+", type=Path, metavar="FILE", help="of model_tests.trace_export export")
     return parser
 
 
@@ -155,6 +160,14 @@ def _one(options: argparse.Namespace, row: Row) -> int:
         options.output.write_text(text, encoding="utf-8")
     print(f"wrote {options.output}")
     return 0
+
+
+def _trace(options: argparse.Namespace) -> int:
+    """Follow logs, and print for each whether it is accepted, or the line that is not."""
+    found = follow(options.files, find_tools(), options.spec)
+    for one in found:
+        print(f"{one.file}: accepted, {one.steps} steps" if one.accepted else f"RED  {one.file}: {one.told}")
+    return 0 if all(one.accepted for one in found) else RED
 
 
 def _many(options: argparse.Namespace, table: Table, folder: Folder) -> int:

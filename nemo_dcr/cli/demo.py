@@ -112,6 +112,7 @@ class Demo:
         self._on_failure: Callable[[AttemptId], None] = lambda attempt: None
         self._control = open_control(job.record)
         self._coordinator: Coordinator | None = None
+        self._tracer: FileTracer | None = None
         self._payloads_per_owner = 0
 
     def __enter__(self) -> Demo:
@@ -119,6 +120,8 @@ class Demo:
 
     def __exit__(self, *_: object) -> None:
         self._fleet.close()
+        if self._tracer is not None:
+            self._tracer.close()
         write_journal(self.job.traces / "control.ndjson", self._control.journal())
 
     def start(self) -> None:
@@ -131,6 +134,7 @@ class Demo:
             bar.update()
         refit = RefitConfig(attempt_deadline_s=TRANSITION_S, lost_after_s=10.0, post_apply_check=True)
         incarnation = new_incarnation(self.job.addresses, "coordinator")
+        self._tracer = FileTracer(self.job.traces / "coordinator.ndjson", "coordinator", incarnation, self._clock)
         self._coordinator = Coordinator(
             CoordinatorConfig(
                 refit=refit, owners=fleet.endpoints.owners(), bootstrap_instances=len(self.job.instances)
@@ -139,7 +143,7 @@ class Demo:
             self._control,
             FileObjectStore(self.job.store, run=self.job.name),
             classes=classes,
-            tracer=FileTracer(self.job.traces / "coordinator.ndjson", "coordinator", incarnation, self._clock),
+            tracer=self._tracer,
             clock=self._clock,
             observer=self._observe,
         )

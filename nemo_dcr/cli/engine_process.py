@@ -18,7 +18,7 @@ import torch
 
 from nemo_dcr.cli.identity import LoadedDigest
 from nemo_dcr.cli.job import DemoJob, load_job
-from nemo_dcr.cli.processes import die_with_parent
+from nemo_dcr.cli.processes import die_with_parent, end_on_terminate
 from nemo_dcr.config import RefitConfig
 from nemo_dcr.ids import InstanceId, Member, receiver_id
 from nemo_dcr.runtime.addresses import Address, new_incarnation, publish_address
@@ -47,16 +47,18 @@ def main(job: DemoJob, instance: InstanceId, rank: int) -> None:
     clock, incarnation = LamportClock(), new_incarnation(job.addresses, receiver)
     member = Member(receiver, incarnation)
     name = f"{instance}-{rank}"
+    tracer = FileTracer(job.traces / f"{name}-{incarnation}.ndjson", member.receiver, incarnation, clock)
     node = ReceiverNode(
         member=member,
         ranks=ranks,
         model=engine,
         transport=FileObjectStore(job.store, run=job.name),
-        tracer=FileTracer(job.traces / f"{name}-{incarnation}.ndjson", member.receiver, incarnation, clock),
+        tracer=tracer,
         refit=RefitConfig(post_apply_check=True),
         loaded_digest=digest.value,
     )
     service = ReceiverService(node, clock)
+    end_on_terminate(service.stopping)
     service.start()
     publish_address(job.addresses, Address(member.receiver, service.address, incarnation, os.getpid()))
     requests = itertools.count()
@@ -70,6 +72,7 @@ def main(job: DemoJob, instance: InstanceId, rank: int) -> None:
             node.finish(request)
         next_request = time.monotonic() + PAUSE_S
     service.close()
+    tracer.close()
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from nemo_dcr.runtime.addresses import Address, wait_for_address
 from nemo_dcr.runtime.endpoints import SocketEndpoints
 from nemo_dcr.runtime.methods import DUMP, PREWARM, TABLE, Nothing, Prewarm, Table
 from nemo_dcr.runtime.serve import metas, rows
-from nemo_dcr.runtime.trace_file import read_trace
+from nemo_dcr.runtime.trace_file import declare_killed, read_trace
 from nemo_dcr.trace import Action, LamportClock
 
 START_S = 180.0
@@ -91,6 +91,7 @@ class Fleet:
         """SIGKILL every process of one instance."""
         for receiver in self.receivers([instance]):
             self._children[receiver].kill()
+            declare_killed(self.job.traces, receiver, self._addresses[receiver].incarnation)
 
     def restart(self, instance: InstanceId) -> list[ReceiverId]:
         """Start a killed instance again and wait until it answers under a new incarnation."""

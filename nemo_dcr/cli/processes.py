@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -24,6 +25,11 @@ def die_with_parent() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() == 1:
         os._exit(1)
+
+
+def end_on_terminate(stopping: threading.Event) -> None:
+    """Let SIGTERM set `stopping` instead of ending this process at once."""
+    signal.signal(signal.SIGTERM, lambda *_: stopping.set())
 
 
 class Child:

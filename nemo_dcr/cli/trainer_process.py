@@ -25,7 +25,7 @@ from nemo_dcr.canonical import TensorMeta
 from nemo_dcr.cli.faults import StallingTransport
 from nemo_dcr.cli.identity import LoadedDigest
 from nemo_dcr.cli.job import DemoJob, load_job
-from nemo_dcr.cli.processes import die_with_parent
+from nemo_dcr.cli.processes import die_with_parent, end_on_terminate
 from nemo_dcr.config import CodecConfig
 from nemo_dcr.errors import ConditionViolated
 from nemo_dcr.ids import NO_CANDIDATE, CandidateId, OwnerId, Version
@@ -155,6 +155,7 @@ def main(job: DemoJob, rank: int) -> None:
     name = f"owner-{rank}"
     clock, incarnation = LamportClock(), new_incarnation(job.addresses, name)
     transport = StallingTransport(FileObjectStore(job.store, run=job.name))
+    tracer = FileTracer(job.traces / f"{name}-{incarnation}.ndjson", f"owner {rank}", incarnation, clock)
     node = OwnerNode(
         delta=delta,
         incarnation=incarnation,
@@ -162,7 +163,7 @@ def main(job: DemoJob, rank: int) -> None:
         resident=NO_CANDIDATE,
         trainer=trainer,
         transport=transport,
-        tracer=FileTracer(job.traces / f"{name}-{incarnation}.ndjson", name, incarnation, clock),
+        tracer=tracer,
         codec=codec,
         baseline_digest=digest,
     )
@@ -184,6 +185,7 @@ def main(job: DemoJob, rank: int) -> None:
     service.server.register(TRAIN_STEP, on_main(trainer.step))  # type: ignore[arg-type]
     service.server.register(GATHER, on_main(gather))  # type: ignore[arg-type]
     service.server.answer(STALL, stall)
+    end_on_terminate(service.stopping)
     service.start()
     publish_address(job.addresses, Address(name, service.address, incarnation, os.getpid()))
     while not service.stopping.is_set():
@@ -192,6 +194,7 @@ def main(job: DemoJob, rank: int) -> None:
         except queue.Empty:
             continue
     service.close()
+    tracer.close()
     dist.destroy_process_group()
 
 

@@ -124,7 +124,13 @@ class VerifiedPayload:
     def decode(
         self, table: Mapping[str, TensorMeta] | None = None, *, skip: Collection[str] = frozenset()
     ) -> tuple[Item, ...]:
-        """The items in declared order; values and indices are new arrays. Items named in `skip` are left out.
+        """The items in declared order; values and indices are new arrays. Items named in `skip` are left out."""
+        return self.decode_some(table, skip=skip)[0]
+
+    def decode_some(
+        self, table: Mapping[str, TensorMeta] | None = None, *, skip: Collection[str] = frozenset()
+    ) -> tuple[tuple[Item, ...], tuple[str, ...]]:
+        """The items in declared order without those named in `skip`, and the names of these; otherwise as `decode`.
 
         With a `table`, a name that it lacks or a shape or dtype that differs from it is refused (skipped names too).
 
@@ -139,11 +145,12 @@ class VerifiedPayload:
         if header.metadata_bytes + layout.nbytes != header.body_bytes:
             raise self._corrupt(f"the items describe {layout.nbytes} bytes of planes, the body holds others")
         layout.place(header.metadata_bytes)
-        return tuple(
+        items = tuple(
             self._decode_item(row, meta, layout, body)
             for row, meta in zip(rows, metas, strict=True)
             if row.name not in skip
         )
+        return items, tuple(row.name for row in rows if row.name in skip)
 
     def rows(self) -> list[ItemRow]:
         """The metadata rows as they stand on the wire, for a reader that shows them; only their schema is checked.

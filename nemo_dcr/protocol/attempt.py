@@ -146,7 +146,13 @@ def start(plan: AttemptPlan) -> AttemptStep:
         CallOwner(PrepareOwner(each.owner, each.incarnation, plan.attempt, plan.mode, plan.version, plan.candidate))
         for each in plan.owners
     ]
-    args: dict[str, Scalar] = {"mode": plan.mode.value, "base": plan.version, "required": members_text(plan.required)}
+    args: dict[str, Scalar] = {
+        "mode": plan.mode.value,
+        "base": plan.version,
+        "required": members_text(plan.required),
+        "gate": plan.gate.value,
+        "owners": ",".join(f"{each.owner}@{each.incarnation}" for each in plan.owners),
+    }
     started = Emit(Action.START_ATTEMPT, plan.attempt, args, {"phase": AttemptPhase.PREPARING.value})
     return AttemptState(plan), (started, ArmDeadline(plan.attempt, plan.deadline_s), *calls)
 

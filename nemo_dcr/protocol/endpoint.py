@@ -56,12 +56,13 @@ from nemo_dcr.protocol.tags import Tag, TagKind
 from nemo_dcr.trace import Action, emits_first
 
 RELEASED = "the engine released its weights"
+CALLED = "the coordinator called"
 
 
 def start(member: Member, *, ranks: int, loaded_digest: bytes = b"") -> Step:
     """State of a new process: nothing is known about its storage, the gate is closed."""
     state = EndpointState(member=member, ranks=ranks, loaded_digest=loaded_digest)
-    return state, (emit(state, Action.START_RECEIVER, ranks=ranks),)
+    return state, (emit(state, Action.START_RECEIVER, ranks=ranks, loaded=loaded_digest.hex()),)
 
 
 def step(state: EndpointState, event: EndpointEvent) -> Step:
@@ -134,7 +135,7 @@ def _close_gate(state: EndpointState, call_id: int, call: CloseGate) -> Step:
     if not guards.may_close_gate(state, call.attempt):
         return refuse(state, call_id, Action.IGNORE_STALE, "late: the attempt ended and its gate opened", call.attempt)
     state = replace(state, gate_open=False)
-    return state, (SetGate(False), reply(state, call_id), emit(state, Action.CLOSE_GATE))
+    return state, (SetGate(False), reply(state, call_id), emit(state, Action.CLOSE_GATE, reason=CALLED))
 
 
 def _open_apply(state: EndpointState, call_id: int, call: OpenApply) -> Step:
@@ -196,7 +197,9 @@ def _request_done(state: EndpointState, request: str) -> Step:
 def _slept(state: EndpointState, keeps_storage: bool) -> Step:
     was_open = state.gate_open
     state = replace(state, asleep=True, gate_open=False)
-    effects: tuple[EndpointEffect, ...] = (SetGate(False), emit(state, Action.CLOSE_GATE)) if was_open else ()
+    effects: tuple[EndpointEffect, ...] = ()
+    if was_open:
+        effects = (SetGate(False), emit(state, Action.CLOSE_GATE, reason=fence.SLEEPS))
     if keeps_storage:
         return state, effects
     claimed, state = state.tag, replace(state, tag=Tag(), loaded_digest=b"")

@@ -32,6 +32,7 @@ from nemo_dcr.record import AttemptMode
 from nemo_dcr.trace import Action
 
 STALE = "stale: a later attempt was prepared"
+SLEEPS = "the engine sleeps"
 
 
 def prepare(state: EndpointState, call_id: int, call: PrepareReceiver) -> Step:
@@ -108,7 +109,7 @@ def _drain(state: EndpointState) -> Step:
 
 def _why_not_eligible(state: EndpointState, call: PrepareReceiver) -> str:
     if state.asleep:
-        return "the engine sleeps"
+        return SLEEPS
     if not guards.is_eligible(state.tag, call):
         return f"storage is {state.tag}, which a {call.mode} attempt on version {call.version} does not repair"
     return ""

@@ -48,6 +48,7 @@ from nemo_dcr.protocol.owner_state import (
     OwnerEvent,
     OwnerState,
     OwnerWaiting,
+    PayloadFormed,
     PayloadPublished,
     PushOwnerReport,
     RefillBaseline,
@@ -98,6 +99,8 @@ def _take(state: OwnerState, event: OwnerEvent) -> OwnerStep:
             return _freeze(state, candidate)
         case WeightsChanged():
             return _change_weights(state)
+        case PayloadFormed():
+            return _formed(state, event)
         case PayloadPublished():
             return _published(state, event)
         case StreamEnded(attempt, digest):
@@ -261,17 +264,23 @@ def _stream(state: OwnerState, call_id: int, call: StreamOwner) -> OwnerStep:
     return state, (started, _answer(state, call_id))
 
 
+def _formed(state: OwnerState, event: PayloadFormed) -> OwnerStep:
+    """The line comes before the payload, so that nobody takes in one that no line tells of."""
+    names = ",".join(sorted(event.names))
+    emitted = _emit(state, Action.EMIT_PAYLOAD, event.attempt, payload=event.number, names=names, xor=event.xor)
+    return state, (emitted,)
+
+
 def _published(state: OwnerState, event: PayloadPublished) -> OwnerStep:
-    emitted = _emit(state, Action.EMIT_PAYLOAD, event.attempt, payload=event.number)
     if event.attempt != state.attempt or state.status is not StreamStatus.STREAMING:
-        return state, (emitted,)
+        return state, ()
     if event.number != len(state.published):
         return _fail(state, f"payload {event.number} was published as number {len(state.published)}")
-    return replace(state, published=(*state.published, event.digest)), (emitted,)
+    return replace(state, published=(*state.published, event.digest)), ()
 
 
 def _ended(state: OwnerState, attempt: AttemptId, digest: bytes) -> OwnerStep:
-    if attempt != state.attempt or state.status is not StreamStatus.STREAMING or state.stopping:
+    if attempt != state.attempt or state.status is not StreamStatus.STREAMING or state.failure:
         return state, ()
     if digest != manifest_digest(state.published):
         return _fail(state, "the manifest does not list exactly the published payloads")

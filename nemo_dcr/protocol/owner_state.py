@@ -93,6 +93,18 @@ class WeightsChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class PayloadFormed:
+    """Payload `number` of the attempt goes out next; recorded, no other meaning."""
+
+    attempt: AttemptId
+    number: int
+    names: tuple[str, ...]
+    """Canonical tensor names of its items."""
+    xor: int
+    """How many of them are XOR masks."""
+
+
+@dataclass(frozen=True, slots=True)
 class PayloadPublished:
     """Payload `number` of the attempt is out."""
 
@@ -158,6 +170,7 @@ OwnerEvent = (
     OwnerCalled
     | CandidateFrozen
     | WeightsChanged
+    | PayloadFormed
     | PayloadPublished
     | StreamEnded
     | StreamFailed

@@ -45,6 +45,8 @@ class DecodedPayload:
 
     key: PayloadKey
     items: tuple[Item, ...]
+    skipped: tuple[str, ...] = ()
+    """Names of its other items, of which this rank holds nothing."""
 
 
 class Ingest:
@@ -130,10 +132,10 @@ class Ingest:
                 if self._held or self._stopped or full or not self._staged:
                     return False
                 payload = self._staged.popleft()
-            items = payload.decode(self._tensors, skip=self._skipped)
+            items, skipped = payload.decode_some(self._tensors, skip=self._skipped)
             with self._changed:
                 if not self._stopped:
-                    self._decoded.append(DecodedPayload(payload.key, items))
+                    self._decoded.append(DecodedPayload(payload.key, items, skipped))
                     self._changed.notify_all()
             return True
 

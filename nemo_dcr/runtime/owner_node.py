@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from nemo_dcr.codec.payload import encode_payload
-from nemo_dcr.codec.records import PathClass
+from nemo_dcr.codec.records import Encoding, PathClass
 from nemo_dcr.config import CodecConfig
 from nemo_dcr.errors import AttemptFailed, AttemptStopped, ConditionViolated
 from nemo_dcr.ids import NO_CANDIDATE, AttemptId, CandidateId, Incarnation, PayloadKey, Version
@@ -35,6 +35,7 @@ from nemo_dcr.protocol.owner_state import (
     OwnerEffect,
     OwnerEvent,
     OwnerState,
+    PayloadFormed,
     PayloadPublished,
     PushOwnerReport,
     RefillBaseline,
@@ -199,6 +200,9 @@ class OwnerNode:
                 key = PayloadKey(attempt, self.delta.owner, number)
                 with self.timings.stage(attempt, "encode"):
                     payload = encode_payload(key, bucket.items, zstd_level=self._codec.zstd_level)
+                names = tuple(item.tensor.name for item in bucket.items)
+                masks = sum(item.encoding is Encoding.XOR for item in bucket.items)
+                self._feed(PayloadFormed(attempt, number, names, masks))
                 with self.timings.stage(attempt, "publish"):
                     publisher.publish(key, payload.data, payload.digest)
                 self.timings.count(attempt, "payloads", 1)

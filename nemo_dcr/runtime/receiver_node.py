@@ -273,14 +273,22 @@ class ReceiverNode:
 
     def _write(self, attempt: AttemptId, group: tuple[DecodedPayload, ...], applier: Applier) -> None:
         keys = {id(item): payload.key for payload in group for item in payload.items}
+        due = [(payload.key, name) for payload in group for name in payload.skipped]
+        due += [(payload.key, item.tensor.name) for payload in group for item in payload.items]
 
         def applied(item: Item) -> None:
-            self._feed(ItemApplied(attempt, keys[id(item)], item.tensor.name))
+            tell(keys[id(item)], item.tensor.name)
+
+        def tell(key: PayloadKey, name: str) -> None:
+            due.remove((key, name))
+            self._feed(ItemApplied(attempt, key, name))
 
         items = [item for payload in group for item in payload.items]
         self.timings.mark(attempt, "apply_began", first=True)
         with self.timings.stage(attempt, "apply"):
             report = applier.apply(items, attempt=attempt, on_item=applied)
+        for key, name in tuple(due):  # this rank holds no element of them, so all of theirs are written
+            tell(key, name)
         self.timings.count(attempt, "items", report.items)
         self.timings.count(attempt, "elements", report.elements)
         # `apply` was timed around the whole call; the check is told apart so that it can be subtracted.

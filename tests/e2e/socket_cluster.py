@@ -21,6 +21,7 @@ from nemo_dcr.ids import (
     NO_CANDIDATE,
     AttemptId,
     CandidateId,
+    Incarnation,
     InstanceId,
     Member,
     OwnerId,
@@ -40,6 +41,7 @@ from nemo_dcr.runtime.methods import DUMP, PREWARM, TABLE, Nothing, Prewarm
 from nemo_dcr.runtime.owner_node import OwnerNode
 from nemo_dcr.runtime.receiver_node import ReceiverNode
 from nemo_dcr.runtime.serve import OwnerService, ReceiverService
+from nemo_dcr.runtime.trace_file import FileTracer, declare_killed, write_journal
 from nemo_dcr.testing.local_oracle import DenseOracle, StoredBits
 from nemo_dcr.testing.local_source import LocalSource
 from nemo_dcr.testing.toy_loader import Composed, PadRows, Rule, Slice, ToyModel
@@ -98,30 +100,41 @@ def source(owners: int = 1) -> LocalSource:
     return LocalSource(TENSORS, seed=SEED, owners=owners)
 
 
-def engine(directory: Path, instance: InstanceId, ranks: int, rank: int) -> ReceiverService:
-    """A started engine rank that holds version 0."""
+def engine(directory: Path, instance: InstanceId, ranks: int, rank: int) -> tuple[ReceiverService, FileTracer]:
+    """A started engine rank that holds version 0, and its trace."""
     receiver = receiver_id(instance, rank)
     model = ToyModel(TENSORS, RULES, rank, ranks)
     DenseOracle(source(), RULES).load(model, NO_CANDIDATE)
     clock, incarnation = LamportClock(), new_incarnation(directory, receiver)
+    tracer = tracer_of(directory, receiver, incarnation, clock)
     node = ReceiverNode(
         member=Member(receiver, incarnation),
         ranks=ranks,
         model=model,
         transport=FileObjectStore(directory / "store"),
         loaded_digest=b"version 0",
+        tracer=tracer,
     )
     service = ReceiverService(node, clock)
     service.start()
     publish_address(directory, Address(receiver, service.address, incarnation, os.getpid()))
-    return service
+    return service, tracer
 
 
-def serve(service: ReceiverService) -> None:
+def serve(service: ReceiverService, tracer: FileTracer) -> None:
     """Lend this thread until the service is told to stop."""
     while not service.stopping.is_set():
         service.work(0.05)
     service.close()
+    tracer.close()
+
+
+def tracer_of(directory: Path, node: str, incarnation: Incarnation, clock: LamportClock) -> FileTracer:
+    """A tracer that writes one process life to `traces/`."""
+    traces = directory / "traces"
+    traces.mkdir(exist_ok=True)
+    name = node.replace("/", "-").replace(" ", "-")
+    return FileTracer(traces / f"{name}-{incarnation}.ndjson", node, incarnation, clock)
 
 
 class SocketCluster:
@@ -135,7 +148,9 @@ class SocketCluster:
         self.steps = itertools.count(1)
         self.control = SqliteControl(directory / "record.sqlite")
         self.store = HoldingStore(directory / "store")
-        self.endpoints = SocketEndpoints(LamportClock())
+        self.clock = LamportClock()
+        self.endpoints = SocketEndpoints(self.clock)
+        self.tracers: list[FileTracer] = []
         self.children: dict[ReceiverId, subprocess.Popen[bytes]] = {}
         self.threads: list[threading.Thread] = []
         self.services: list[ReceiverService] = []
@@ -151,6 +166,8 @@ class SocketCluster:
             self.store,
             classes=self.prewarm(),
             observer=self._observe,
+            clock=self.clock,
+            tracer=self._trace("coordinator", new_incarnation(directory, "coordinator"), self.clock),
         )
         self.outcomes: list[CoordinatorEffect] = []
         self.coordinator.become()
@@ -158,6 +175,10 @@ class SocketCluster:
 
     def _observe(self, effect: CoordinatorEffect) -> None:
         self.outcomes.append(effect)
+
+    def _trace(self, node: str, incarnation: Incarnation, clock: LamportClock) -> FileTracer:
+        self.tracers.append(tracer_of(self.directory, node, incarnation, clock))
+        return self.tracers[-1]
 
     def _start_owner(self) -> OwnerService:
         delta = self.rank.new_delta()
@@ -172,6 +193,7 @@ class SocketCluster:
             transport=self.store,
             codec=self.source.codec,
             baseline_digest=b"version 0",
+            tracer=self._trace("owner 0", incarnation, clock),
         )
         service = OwnerService(node, clock)
         service.start()
@@ -179,18 +201,28 @@ class SocketCluster:
         self.node = node
         return service
 
+    def kill(self, name: ReceiverId) -> None:
+        """Kill the process of a rank, and note it next to its trace."""
+        child = self.children.pop(name)
+        child.kill()
+        child.wait()
+        if life := self.endpoints.receivers().get(name):
+            declare_killed(self.directory / "traces", name, life)
+
     def start_instance(self, instance: InstanceId) -> None:
         """Start all ranks of an instance and wait for their addresses."""
         for rank in range(self.instances[instance]):
             name = receiver_id(instance, rank)
             earlier = self.endpoints.receivers().get(name)
+            if name in self.children:
+                self.kill(name)
             if self._processes:
                 arguments = [str(self.directory), instance, str(self.instances[instance]), str(rank)]
                 command = [sys.executable, "-m", "tests.e2e.socket_cluster", *arguments]
                 self.children[name] = subprocess.Popen(command, cwd=Path(__file__).parents[2])
             else:
-                service = engine(self.directory, instance, self.instances[instance], rank)
-                thread = threading.Thread(target=serve, args=(service,))
+                service, tracer = engine(self.directory, instance, self.instances[instance], rank)
+                thread = threading.Thread(target=serve, args=(service, tracer))
                 thread.start()
                 self.services.append(service)
                 self.threads.append(thread)
@@ -242,17 +274,19 @@ class SocketCluster:
 
     def close(self) -> None:
         """End everything that this cluster started."""
-        for child in self.children.values():
-            child.kill()
-            child.wait()
+        for name in list(self.children):
+            self.kill(name)
         for service in self.services:
             service.stopping.set()
         for thread in self.threads:
             thread.join(10.0)
         self.owner.close()
         self.endpoints.close()
+        for tracer in self.tracers:
+            tracer.close()
+        write_journal(self.directory / "traces" / "control.ndjson", self.control.journal())
         self.control.close()
 
 
 if __name__ == "__main__":
-    serve(engine(Path(sys.argv[1]), InstanceId(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])))
+    serve(*engine(Path(sys.argv[1]), InstanceId(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])))

@@ -6,7 +6,7 @@ Faults are methods. Storage is real: XOR flips words, overwrites set them, a wro
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -91,13 +91,41 @@ class Coordinator:
     polled: dict[str, tuple[int, int]] = field(default_factory=dict)
 
 
-class Cluster:
-    """2 coordinators, `instances` engine instances of `ranks` ranks, `owners` owners with 3 items each."""
+def _fork_control(control: MemoryControl, now: Callable[[], float]) -> MemoryControl:
+    other = MemoryControl(now=now)
+    other._epoch, other._clock = control._epoch, control._clock
+    other._attempts, other._records = list(control._attempts), list(control._records)
+    other._dead, other._journal = set(control._dead), list(control._journal)
+    return other
 
-    def __init__(self, *, instances: int = 2, ranks: int = 1, owners: int = 1, gate: GateMode = GateMode.SYNC) -> None:
+
+CHECKPOINT = b"checkpoint"
+"""Digest of what every process loads when the cluster starts loaded."""
+
+
+class Cluster:
+    """2 coordinators, `instances` engine instances of `ranks` ranks, `owners` owners with 3 items each.
+
+    `groups` names the items of each owner instead, payload by payload. A cluster that starts `loaded` holds the first
+    weights everywhere; its baselines are known to be the checkpoint that the receivers loaded, when it `proves`.
+    """
+
+    def __init__(
+        self,
+        *,
+        instances: int = 2,
+        ranks: int = 1,
+        owners: int = 1,
+        gate: GateMode = GateMode.SYNC,
+        groups: Mapping[OwnerId, tuple[tuple[str, ...], ...]] | None = None,
+        coordinators: int = 2,
+        bootstrap_instances: int | None = None,
+        loaded: bool = False,
+        proves: bool = True,
+    ) -> None:
         self.now = 1000.0
         self.control = MemoryControl(now=lambda: self.now)
-        self.groups = {OwnerId(o): ((f"o{o}.a", f"o{o}.b"), (f"o{o}.c",)) for o in range(owners)}
+        self.groups = dict(groups or {OwnerId(o): ((f"o{o}.a", f"o{o}.b"), (f"o{o}.c",)) for o in range(owners)})
         self.items = {o: tuple(i for group in groups for i in group) for o, groups in self.groups.items()}
         self.all_items = tuple(i for items in self.items.values() for i in items)
         self.candidates: dict[str, Words] = {"": {item: SPECIAL[n % 6] for n, item in enumerate(self.all_items)}}
@@ -131,15 +159,65 @@ class Cluster:
         self.owners: dict[OwnerId, Owner] = {}
         for i in range(instances):
             for rank in range(ranks):
-                self.start_receiver(receiver_id(InstanceId(f"e{i}"), rank))
+                self.start_receiver(receiver_id(InstanceId(f"e{i}"), rank), loaded=loaded)
         for o in self.groups:
             words = {item: self.candidates[""][item] for item in self.items[o]}
             kept = TrackerTag(TrackerKind.AT)
-            state, effects = owner.start(o, self._incarnation(), tracker=kept, resident=CandidateId(""))
+            digest = CHECKPOINT if loaded and proves else b""
+            state, effects = owner.start(
+                o, self._incarnation(), tracker=kept, resident=CandidateId(""), baseline_digest=digest
+            )
             self._note(f"owner {o}", effects)
             self.owners[o] = Owner(state, dict(words), dict(words))
-        config = CoordinatorConfig(refit=self.refit, owners=tuple(self.owners), bootstrap_instances=instances)
-        self.coordinators = [Coordinator(transition.start(config)) for _ in range(2)]
+        first = instances if bootstrap_instances is None else bootstrap_instances
+        config = CoordinatorConfig(refit=self.refit, owners=tuple(self.owners), bootstrap_instances=first)
+        self.coordinators = [Coordinator(transition.start(config)) for _ in range(coordinators)]
+
+    def fork(self) -> Cluster:
+        """A copy that goes its own way. States of machines are frozen and shared, containers are copied."""
+        other = object.__new__(type(self))
+        other.__dict__.update(
+            {
+                name: value.copy() if isinstance(value, (dict, list, set)) else value
+                for name, value in self.__dict__.items()
+            }
+        )
+        other.control = _fork_control(self.control, lambda: other.now)
+        for name, r in self.receivers.items():
+            storage, staged, issued = dict(r.storage), dict(r.staged), list(r.issued)
+            other.receivers[name] = Receiver(r.state, storage, r.up, staged, issued, r.flushing, r.draining, r.awake)
+        for o, own in self.owners.items():
+            stream = None if own.stream is None else list(own.stream)
+            copying = None if own.copying is None else list(own.copying)
+            baseline, weights = dict(own.baseline), dict(own.weights)
+            other.owners[o] = Owner(
+                own.state, baseline, weights, own.up, stream, own.started, own.stopping, copying, own.copy_version
+            )
+        other.coordinators = [
+            Coordinator(n.state, n.up, dict(n.calls), n.survey, n.control, n.control_reply, n.waits, dict(n.polled))
+            for n in self.coordinators
+        ]
+        return other
+
+    def stored_as(self, name: ReceiverId, item: str) -> frozenset[str]:
+        """The candidates whose words the receiver stores for one item; all of them for one that it does not hold."""
+        word = self.receivers[name].storage[item]
+        return frozenset(cand for cand, words in self.candidates.items() if words[item] == word)
+
+    def items_of(self, key: PayloadKey) -> tuple[str, ...]:
+        """The items that a payload carries records of."""
+        return tuple(item for item, _, _ in self.payloads[key].records)
+
+    def unwritten(self, name: ReceiverId) -> set[tuple[PayloadKey, str]]:
+        """Items that the receiver accepted and whose words it has not written yet."""
+        r = self.receivers[name]
+        waiting = r.state.pending - r.state.writing
+        return {(key, item) for key in waiting for item in self.items_of(key)} | {(i[0], i[1]) for i in r.issued}
+
+    def based_as(self, o: OwnerId, item: str) -> frozenset[str]:
+        """The candidates whose words the owner's baseline holds for one of its items."""
+        word = self.owners[o].baseline[item]
+        return frozenset(cand for cand, words in self.candidates.items() if words[item] == word)
 
     # ------------------------------------------------------------------------------------------------ environment
 
@@ -147,10 +225,11 @@ class Cluster:
         self.incarnations += 1
         return Incarnation(self.incarnations)
 
-    def start_receiver(self, name: ReceiverId) -> None:
-        state, effects = endpoint.start(Member(name, self._incarnation()), ranks=self.ranks)
+    def start_receiver(self, name: ReceiverId, *, loaded: bool = False) -> None:
+        digest = CHECKPOINT if loaded else b""
+        state, effects = endpoint.start(Member(name, self._incarnation()), ranks=self.ranks, loaded_digest=digest)
         garbage = {item: 0xDEAD ^ n for n, item in enumerate(self.all_items)}
-        self.receivers[name] = Receiver(state, garbage)
+        self.receivers[name] = Receiver(state, dict(self.candidates[""]) if loaded else garbage)
         self._note(name, effects)
 
     def kill_instance(self, name: str) -> None:
@@ -461,6 +540,8 @@ class Cluster:
                 return
             key = PayloadKey(started.attempt, o, len(own.state.published))
             self.payloads[key] = Payload(key, records)
+            names = tuple(record[0] for record in records)
+            self._own(o, os_.PayloadFormed(key.attempt, key.payload, names, sum(record[1] for record in records)))
             self._own(o, os_.PayloadPublished(key.attempt, key.payload, self.payloads[key].digest))
             return
         own.stream = None

@@ -158,7 +158,7 @@ def test_owner_without_changes_is_still_waited_for():
         (DONE5, {OVERWRITE, DENSE, RESTORE}),
         (replace(DONE5, candidate=C2), {DENSE, RESTORE}),
     ],
-    ids=str,
+    ids=lambda value: "+".join(sorted(value)) if isinstance(value, set) else str(value),
 )
 def test_only_storage_that_the_records_lead_on_from_is_eligible(tag, modes):
     accepted = {mode for mode in AttemptMode if Node(tag).call(prepare(6, mode)).accepted}

@@ -71,10 +71,19 @@ def test_stream_ends_with_the_manifest_of_what_was_published():
     node = Node().streaming()
     for number, digest in enumerate((b"a", b"b")):
         node.feed(os_.PayloadPublished(AttemptId(1), number, digest))
-        assert node.actions() == [Action.EMIT_PAYLOAD]
+        assert node.actions() == []
     node.feed(os_.StreamEnded(AttemptId(1), manifest_digest([b"a", b"b"])))
     report = node.call(OwnerStatus(ME)).report
     assert (report.status, report.end) == (StreamStatus.ENDED, StreamEnd((b"a", b"b"), manifest_digest([b"a", b"b"])))
+
+
+def test_a_payload_is_traced_with_its_names_in_order_before_it_is_published():
+    node = Node().streaming()
+    node.feed(os_.PayloadFormed(AttemptId(1), 0, ("b.w", "a.w"), 1))
+    (line,) = [effect for effect in node.effects if isinstance(effect, Emit)]
+    assert (line.action, line.attempt) == (Action.EMIT_PAYLOAD, 1)
+    assert line.args == {"payload": 0, "names": "a.w,b.w", "xor": 1}
+    assert node.state.published == ()
 
 
 def test_start_of_the_stream_carries_the_plan_and_happens_once():
@@ -115,7 +124,7 @@ def test_payload_numbers_count_from_zero_without_a_gap():
         (LOST, C1, {DENSE, FINISH}),
         (TrackerTag(TrackerKind.UPDATING), C1, {FINISH}),
     ],
-    ids=str,
+    ids=lambda value: "+".join(sorted(value)) if isinstance(value, set) else str(value),
 )
 def test_stream_needs_the_committed_baseline_and_the_frozen_candidate(tracker, candidate, modes):
     assert {mode for mode in AttemptMode if Node(tracker, candidate).call(prepare(1, mode)).accepted} == modes
@@ -162,11 +171,19 @@ def test_newer_attempt_waits_until_the_older_stream_stopped():
 def test_stop_is_answered_after_the_stream_stopped_and_sticks():
     node = Node().streaming()
     assert node.call(StopOwner(ME, INC, AttemptId(1))) is None
-    node.feed(os_.StreamEnded(AttemptId(1), manifest_digest([])))
-    assert node.state.end is None
     node.feed(os_.StreamStopped(AttemptId(1)))
     assert node.reply(3).accepted
     assert not node.call(StreamOwner(ME, INC, AttemptId(1))).accepted
+
+
+def test_a_manifest_that_was_out_before_the_stream_stopped_is_traced():
+    node = Node().streaming()
+    assert node.call(StopOwner(ME, INC, AttemptId(1))) is None
+    node.feed(os_.StreamEnded(AttemptId(1), manifest_digest([])))
+    assert (node.actions(), node.state.status) == ([Action.END_STREAM], StreamStatus.ENDED)
+    node.feed(os_.StreamStopped(AttemptId(1)))
+    assert node.reply(3).accepted
+    assert node.actions() == []
 
 
 def test_a_stop_that_meets_its_prepare_keeps_it_out():
