@@ -18,7 +18,6 @@ GUARDS = {
     "owner_has_answered": FREE + "the owners of a row of `table` are those that live",
     "is_bound": WRITTEN + "`CommittedMembers`",
     # coordinators
-    "reads_under_its_epoch": "one coordinator has one epoch there: `AcquireEpoch` and `BecomeCoordinator` name it",
     "reads_after_epoch": "the phase of `coord` between `AcquireEpoch` and `BecomeCoordinator`",
     "may_commit": "the guard of `SendCommit`",
     "expires": WRITTEN + "`Expired`",

@@ -16,12 +16,6 @@ from spec.proof.vocabulary import OWNER, RECEIVER, Attempt, Coordinator, Epoch, 
 
 
 @guard
-def reads_under_its_epoch(s: State, epoch: Term) -> Term:
-    """The record is read after the epoch is held (D2)."""
-    return epoch == s.epoch()
-
-
-@guard
 def reads_after_epoch(s: State) -> Term:
     """What it believes was read after the epoch was handed out, not before (D2)."""
     return True
@@ -85,8 +79,11 @@ def _view(s: State, k: Term) -> Post:
 
 
 def become_coordinator(s: State, k: Coordinator, x: Epoch) -> tuple[Term, Post]:
-    """It learns an epoch that was handed out, and then reads the record; nothing of an earlier life is kept."""
-    free = conj(s.granted(x), neg(s.taken(x)), reads_under_its_epoch(s, x))
+    """It learns an epoch that was handed out, even one that is over, and then reads the record (D2).
+
+    Nothing of an earlier life is kept.
+    """
+    free = conj(s.granted(x), neg(s.taken(x)))
     fresh = reads_after_epoch(s)
     return free, {
         "taken": put(x, to=True),

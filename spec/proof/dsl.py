@@ -248,6 +248,7 @@ class Concrete(State):
                 return written[key]
             return default(*key) if default else False
 
+        self.__dict__.setdefault(name, value)  # a state does not change: the next look needs no search
         return value
 
     def every(self, sorts: Sort | tuple[Sort, ...], body: Callable[..., Term]) -> bool:

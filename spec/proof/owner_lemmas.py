@@ -52,13 +52,9 @@ def fill_and_tag(s: State, o: Owner) -> Term:
 
 
 def streams_are_drained_first(s: State, o: Owner) -> Term:
-    """A stream that runs left no prepared one beside it, and nothing is copied under it."""
-    return conj(neg(conj(s.ready(o), s.streaming(o))), neg(conj(s.streaming(o), s.filling(o))))
-
-
-def streams_have_something_to_send(s: State, o: Owner) -> Term:
-    """A stream reads a frozen candidate or a baseline that holds."""
-    return implies(s.streaming(o), disj(s.frozen(o), s.tracker(o) == s.at()))
+    """A stream that runs left no prepared one beside it, and unless it failed no update moves the baseline under it."""
+    moved = conj(s.streaming(o), neg(s.owner_failed(o)), s.tracker(o) == s.updating())
+    return conj(neg(conj(s.ready(o), s.streaming(o))), neg(moved))
 
 
 def the_step_was_stepped(s: State) -> Term:
@@ -164,19 +160,9 @@ def one_installed_attempt(s: State, o: Owner, t: Attempt, u: Attempt) -> Term:
     return implies(conj(s.owner_att(o, t), s.owner_att(o, u)), t == u)
 
 
-def streams_are_bound(s: State, o: Owner, t: Attempt) -> Term:
-    """While a stream runs, baseline and candidate are those of its attempt."""
-    runs = conj(s.streaming(o), s.owner_att(o, t))
-    frozen = conj(s.frozen(o), s.frozen_candidate(o) == s.candidate(t))
-    holds = conj(s.tracker(o) == s.at(), s.tracker_version(o) == s.base_version(t))
-    return implies(
-        runs,
-        conj(
-            implies(is_delta(s, t), frozen),
-            implies(s.mode(t) != s.dense(), holds),
-            s.mode(t) != s.finish(),
-        ),
-    )
+def streams_bring_payloads(s: State, o: Owner, t: Attempt) -> Term:
+    """What runs at an owner is a stream of an attempt that has something to send."""
+    return implies(conj(s.streaming(o), s.owner_att(o, t)), s.mode(t) != s.finish())
 
 
 def runs_are_used(s: State, o: Owner) -> Term:
@@ -230,7 +216,6 @@ LEMMAS: tuple[Claim, ...] = (
     copied_words_are_the_version,
     fill_and_tag,
     streams_are_drained_first,
-    streams_have_something_to_send,
     the_step_was_stepped,
     frozen_is_the_step,
     unbegun_steps_are_open,
@@ -250,7 +235,7 @@ LEMMAS: tuple[Claim, ...] = (
     ended_is_the_step,
     owner_attempts_are_asked,
     one_installed_attempt,
-    streams_are_bound,
+    streams_bring_payloads,
     runs_are_used,
     senders_were_members,
     finish_sends_nothing,

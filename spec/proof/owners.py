@@ -95,8 +95,8 @@ def may_stream(s: State, o: Term, t: Term) -> Term:
 
 @guard
 def streams_undisturbed(s: State, o: Term) -> Term:
-    """No baseline moves under a stream that reads it."""
-    return neg(s.streaming(o))
+    """No baseline moves under a stream that reads it; one that failed looks before each payload (`may_stream`)."""
+    return disj(neg(s.streaming(o)), s.owner_failed(o))
 
 
 @guard
@@ -219,7 +219,7 @@ def start_stream(s: State, o: Owner, t: Attempt) -> tuple[Term, Post]:
 
 def emit_payload(s: State, o: Owner, t: Attempt, p: Payload) -> tuple[Term, Post]:
     """It publishes one payload, with the records of all words that it packs into it."""
-    streams = conj(s.streaming(o), s.owner_att(o, t), s.owns(p, o), neg(s.sent(t, p)))
+    streams = conj(s.streaming(o), s.owner_att(o, t), may_stream(s, o, t), s.owns(p, o), neg(s.sent(t, p)))
 
     def packs(e: Term) -> Term:
         return conj(s.owner_of(e) == o, s.packed(t, s.run(o), e) == p, has_record(s, o, t, e))
@@ -237,7 +237,7 @@ def emit_payload(s: State, o: Owner, t: Attempt, p: Payload) -> tuple[Term, Post
 
 def end_stream(s: State, o: Owner, t: Attempt) -> tuple[Term, Post]:
     """It publishes the manifest of what it sent, last, even when that is nothing."""
-    streams = conj(s.streaming(o), s.owner_att(o, t), neg(s.owner_failed(o)))
+    streams = conj(s.streaming(o), s.owner_att(o, t), may_stream(s, o, t), neg(s.owner_failed(o)))
     return conj(streams, all_emitted(s, o, t)), {
         "ended": put(t, o, to=True),
         "listed": rows(t, to=lambda p: disj(s.listed(t, p), conj(s.owns(p, o), s.sent(t, p)))),
@@ -300,12 +300,11 @@ def baseline_filled(s: State, o: Owner) -> tuple[Term, Post]:
 
 
 def lose_baseline(s: State, o: Owner, j: Seed) -> tuple[Term, Post]:
-    """A copy broke off, or memory was lost; the process lives. No payload was formed since."""
+    """A copy broke off, or memory was lost; the process lives, and so does a stream that needs no baseline."""
     return disj(s.tracker(o) != s.lost(), s.filling(o)), {
         "tracker": put(o, to=loses_baseline(s)),
         "base": rows(to=lambda e: ite(s.owner_of(e) == o, s.trash(j, e), s.base(e))),
         "filling": put(o, to=False),
-        "streaming": put(o, to=False),
     }
 
 
@@ -321,7 +320,7 @@ def end_transition(s: State, o: Owner, v: Version) -> tuple[Term, Post]:
 
 def drop_candidate(s: State, o: Owner) -> tuple[Term, Post]:
     """A dead candidate is given up."""
-    idle = conj(neg(s.filling(o)), s.tracker(o) != s.updating(), owner_is_drained(s, o))
+    idle = conj(neg(s.filling(o)), s.tracker(o) != s.updating(), neg(s.streaming(o)))
     return conj(s.frozen(o), is_dead(s, s.frozen_candidate(o)), idle), {
         "frozen": put(o, to=False),
         "is_resident": put(o, to=False),

@@ -58,13 +58,6 @@ COMMITS = (
         reads_after_epoch=never,
     ),
     mutant(
-        "read_replaced",
-        "a coordinator that was replaced before its first read goes on",
-        "",
-        covered_by=COORDINATOR_TESTS + "test_replaced_coordinator_steps_down_and_ignores_everything",
-        reads_under_its_epoch=always,
-    ),
-    mutant(
         "no_deadline_wait", "an unknown commit counts as failed at once (D14)", "requests_are_decided", expires=never
     ),
     mutant("late_commit", "a commit is accepted after its deadline", "takeover_decides", in_time=always),
@@ -122,13 +115,13 @@ BASELINES = (
     mutant(
         "restore_stale_base",
         "a restore sends a baseline of another version (D19)",
-        "streams_are_bound",
+        "payload_bound",
         restore_base=always,
     ),
     mutant(
         "no_tag_check",
         "change detection does not look at the tracker's version (SC3)",
-        "streams_are_bound",
+        "payload_bound",
         delta_base=always,
     ),
     mutant(
@@ -146,7 +139,7 @@ BASELINES = (
     mutant(
         "stream_unfrozen",
         "an owner streams another candidate (SC4)",
-        "streams_are_bound",
+        "payload_bound",
         is_frozen=lambda s, o, c: s.frozen(o),
     ),
     mutant(

@@ -163,7 +163,7 @@ def choose_members(state: Concrete, attempt: int, receivers: Sequence[str] | Non
     return choose(state, "member_run", {(attempt, o): state.run(o) for o in state.things["Owner"]})
 
 
-def written_word(state: Concrete, receiver: str, attempt: int, element: int) -> int:
+def written_word(state: Concrete, receiver: str, attempt: int, element: Any) -> int:
     """What the write of this record leaves: real XOR, or the new word."""
     if sent_as_xor(state, attempt, element):
         stored, old, new = state.store(receiver, element), *_record(state, attempt, element)
@@ -171,7 +171,7 @@ def written_word(state: Concrete, receiver: str, attempt: int, element: int) -> 
     return int(state.record_new(attempt, element))
 
 
-def _record(state: Concrete, attempt: int, element: int) -> tuple[int, int]:
+def _record(state: Concrete, attempt: int, element: Any) -> tuple[int, int]:
     return state.record_old(attempt, element), state.record_new(attempt, element)
 
 
