@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 ARGS ?=
+WORKERS ?= 2
 # The tests and the demo start processes of their own; one thread for each keeps them from fighting for the cores.
 export OMP_NUM_THREADS ?= 1
 
@@ -29,7 +30,7 @@ demo: setup ## Train, refit and check a real model on this machine (options: ARG
 	$(BIN)/nemo-dcr demo $(ARGS)
 
 test: setup ## Every test, the slow ones included, but for those of `make proof`, `make model` and `make spec-tests`
-	$(BIN)/python -m pytest -m 'not proof and not spec and not model and not deep' $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m 'not proof and not spec and not model and not deep' $(ARGS)
 
 test-fast: setup ## The tests that need neither processes, nor Java, nor a real checkpoint
 	$(BIN)/python -m pytest -m 'not slow and not spec and not proof and not model and not deep' $(ARGS)
@@ -47,10 +48,10 @@ proof: setup ## Prove the protocol for any number of everything: two solvers, mu
 	$(BIN)/python -m pytest -q -m proof model_tests
 
 model: setup ## Step the executable model and the implementation side by side: machine, schedules, traces, mutants
-	$(BIN)/python -m pytest -q -m model model_tests $(ARGS)
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile -m model model_tests $(ARGS)
 
 model-deep: setup ## The same with everything that CI has no time for
-	$(BIN)/python -m pytest -q -m 'model or deep' model_tests $(ARGS)
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile -m 'model or deep' model_tests $(ARGS)
 
 check: setup ## Format, lint, types, the house rules and the links between paper, specification, proofs and code
 	$(BIN)/ruff format --check .

@@ -8,6 +8,7 @@ Spec: DeltaRefit
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -43,6 +44,20 @@ _TALLY = Tally()
 def tally() -> Tally:
     """The counts of this run."""
     return _TALLY
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A worker of pytest-xdist hands its counts to the process that started it."""
+    output: dict[str, object] | None = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output["tally"] = dict(_TALLY.counts)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """Add the counts of a worker that ended."""
+    for kind, count in getattr(node, "workeroutput", {}).get("tally", {}).items():
+        _TALLY.add(kind, count)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -10,7 +10,15 @@ import pytest
 from nemo_dcr.control import MemoryControl
 from nemo_dcr.errors import InternalError
 from nemo_dcr.ids import AttemptId, CandidateId, Incarnation
-from nemo_dcr.runtime.trace_file import FileTracer, read_trace, write_journal
+from nemo_dcr.runtime.trace_file import (
+    FileTracer,
+    Killed,
+    declare_killed,
+    read_killed,
+    read_log,
+    read_trace,
+    write_journal,
+)
 from nemo_dcr.trace import Action, Emit, Event, LamportClock
 
 
@@ -19,12 +27,12 @@ def tracer_of(path: Path, clock: LamportClock | None = None) -> FileTracer:
 
 
 def written(path: Path, count: int) -> list[bytes]:
-    """A file of so many events; its lines."""
+    """A file of so many events; its lines without the end."""
     tracer = tracer_of(path)
     for number in range(count):
         tracer.emit(Emit(Action.ACCEPT, AttemptId(2), {"payload": number}, {"gate": False}))
     tracer.close()
-    return path.read_bytes().splitlines(keepends=True)
+    return path.read_bytes().splitlines(keepends=True)[:-1]
 
 
 def test_events_carry_node_incarnation_gapless_numbers_and_growing_clocks(tmp_path: Path) -> None:
@@ -100,3 +108,25 @@ def test_the_control_planes_journal_is_a_trace_like_any_other(tmp_path: Path) ->
         ("control", "KillCandidate"),
     ]
     assert events[0].clock > 5
+
+
+def test_a_closed_trace_ends_with_the_count_of_its_events(tmp_path: Path) -> None:
+    path = tmp_path / "t.ndjson"
+    events = written(path, 3)
+    end = path.read_bytes().splitlines(keepends=True)[-1]
+    assert read_log(path).ended
+    path.write_bytes(b"".join(events))
+    assert not read_log(path).ended
+    path.write_bytes(b"".join(events[:2]) + end)
+    with pytest.raises(InternalError, match="3 events were written, 2 are there"):
+        read_trace(path)
+    path.write_bytes(b"".join(events) + end + events[0])
+    with pytest.raises(InternalError, match="line 5 follows the end"):
+        read_trace(path)
+
+
+def test_who_was_killed_is_told_next_to_the_traces(tmp_path: Path) -> None:
+    assert read_killed(tmp_path) == frozenset()
+    declare_killed(tmp_path, "e0/0", Incarnation(3))
+    declare_killed(tmp_path, "e1/0", Incarnation(4))
+    assert read_killed(tmp_path) == {Killed("e0/0", Incarnation(3)), Killed("e1/0", Incarnation(4))}
