@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -68,6 +69,16 @@ class EngineEndpoints(SocketEndpoints):
             if instance_of(receiver) == instance:
                 self.remove_receiver(receiver)
 
+    def wait_until_in_step(self, timeout_s: float) -> None:
+        """Return once every engine whose gates are open was resumed, which happens a moment later.
+
+        Raises: EndpointLost for the first that was not in time.
+        """
+        deadline = time.monotonic() + timeout_s
+        for instance, driver in self._drivers.items():
+            if not driver.wait_until_in_step(deadline - time.monotonic()):
+                raise EndpointLost(instance, f"it was not resumed within {timeout_s:g} s")
+
     def close(self) -> None:
         """End the drivers and release all sockets."""
         for driver in self._drivers.values():
@@ -88,12 +99,24 @@ class EngineDriver:
             self._ranks.add_receiver(receiver, address)
         self._resumed = False
         """This driver resumed the engine after the last pause; false when unknown."""
+        self._looks = 0
+        self._behind = False
+        """At the last look gates were open, and the engine was not resumed yet."""
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._loop, name=f"engine-{next(iter(ranks))}", daemon=True)
 
     def start(self) -> None:
         """Begin."""
         self._thread.start()
+
+    def wait_until_in_step(self, timeout_s: float) -> bool:
+        """True once the engine computes if its gates are open, by a look after this call, or once the driver ended."""
+        deadline, first = time.monotonic() + timeout_s, self._looks
+        while self._thread.is_alive() and (self._looks < first + 2 or self._behind):
+            if time.monotonic() > deadline:
+                return False
+            self._stopping.wait(POLL_S / 5)
+        return True
 
     def close(self) -> None:
         """End the thread after its present step; a step that waits for running requests is left behind."""
@@ -121,12 +144,14 @@ class EngineDriver:
         views: Sequence[EngineView] = [view for view, _ in self._ask(ENGINE, Nothing())]
         opened = all(view.report.gate_open for view in views)
         serving = [view.report.requests > 0 for view in views]
+        self._behind = opened and not (all(serving) and self._resumed)
+        self._looks += 1
         try:
             if any(serving) and not opened:
-                self._engine.pause()
                 self._resumed = False
+                self._engine.pause()
                 self._ask(SERVING, Serving(begins=False))
-            elif opened and not (all(serving) and self._resumed):
+            elif self._behind:
                 if any(done.problem for done, _ in self._ask(SERVING, Serving(begins=True))):
                     return True  # a gate closed meanwhile: the next step pauses
                 self._engine.resume(views[0].report.tag.version)

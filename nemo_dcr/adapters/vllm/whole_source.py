@@ -214,6 +214,7 @@ class WholeTrainer:
         Raises: OperatorNeeded when it gave up or was replaced; EndpointLost after `timeout_s` seconds.
         """
         self._until(Ready, timeout_s, each_round)
+        self.endpoints.wait_until_in_step(timeout_s)
 
     def refit(
         self,
@@ -225,7 +226,7 @@ class WholeTrainer:
         """One whole transition; returns the committed version. Raises: as `freeze` and `run`."""
         self.freeze(tensors, gate)
         self._until(TransitionEnded, timeout_s, each_round)
-        self._until(Ready, timeout_s, each_round)
+        self.run(timeout_s, each_round)
         return self.version
 
     def _until(self, kind: type, timeout_s: float, each_round: Callable[[], None] | None) -> None:
