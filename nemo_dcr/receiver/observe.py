@@ -36,7 +36,7 @@ from nemo_dcr.receiver.residents import NativeModel, Residents, storage_key
 from nemo_dcr.receiver.shadow import Shadow
 
 _SHAPE_ONLY = ("empty_like", "zeros_like", "ones_like", "full_like", "new_empty", "new_zeros", "new_ones", "new_full")
-_SHAPE_ONLY_NAMES = frozenset(
+SHAPE_ONLY_NAMES = frozenset(
     f"aten::{name}" for name in (*_SHAPE_ONLY, "new_empty_strided", "rand_like", "randn_like")
 )
 
@@ -140,7 +140,7 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         inputs = [*tensors_in(inner), *tensors_in(list(inner_kwargs.values()))]
         if operator.positions or operator.keywords:
             return self._write(func, operator, args, inner, inner_kwargs, inputs)
-        origins = NOTHING if func._schema.name in _SHAPE_ONLY_NAMES else self._origins.of(inputs)
+        origins = NOTHING if func._schema.name in SHAPE_ONLY_NAMES else self._origins.of(inputs)
         result = self._call(func, inner, inner_kwargs)
         if leaves_torch(result):
             self.leaked |= self._recorder.names_of(origins)
