@@ -9,7 +9,7 @@ ARGS ?=
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm demo test test-fast spec spec-tests spec-deep proof check format clean
+.PHONY: help setup setup-vllm demo test test-fast loaders loaders-all spec spec-tests spec-deep proof check format clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -36,10 +36,16 @@ demo: setup ## Train, refit and check a real model on this machine (options: ARG
 	$(BIN)/nemo-dcr demo $(ARGS)
 
 test: setup ## Every test, the slow ones included, but for those of `make proof` and `make spec-tests`
-	$(BIN)/python -m pytest -m 'not proof and not spec' $(ARGS)
+	$(BIN)/python -m pytest -m 'not proof and not spec and not vllm' $(ARGS)
 
 test-fast: setup ## The tests that need neither processes, nor Java, nor a real checkpoint
-	$(BIN)/python -m pytest -m 'not slow and not spec and not proof' $(ARGS)
+	$(BIN)/python -m pytest -m 'not slow and not spec and not proof and not vllm' $(ARGS)
+
+loaders: setup-vllm ## vLLM's real loaders: a sample that the commit chooses, against docs/loader-paths.md
+	$(BIN)/python -m pytest -rP -m vllm tests/loaders $(ARGS)
+
+loaders-all: setup-vllm ## The same for every model and layout; writes docs/loader-paths.md anew, takes half an hour
+	$(BIN)/python -m tests.loaders.paths_table
 
 spec: setup ## Model-check the specification: models, mutants, sanity claims (options: ARGS="--only NAME")
 	$(BIN)/python spec/tlc.py all $(ARGS)
