@@ -16,7 +16,7 @@ from typing import Annotated
 import typer
 
 from nemo_dcr import __version__
-from nemo_dcr.cli import checkpoint
+from nemo_dcr.cli import checkpoint, loader_check
 from nemo_dcr.errors import InvalidConfig, NemoDcrError, OperatorNeeded
 
 EXIT_MISMATCH, EXIT_USAGE, EXIT_OPERATOR, EXIT_FAILED = 1, 2, 3, 4
@@ -79,6 +79,7 @@ def demo(
 
 
 checkpoint.register(app)
+loader_check.register(app)
 
 
 def main() -> None:

@@ -9,11 +9,11 @@ Paper: Section 6.1 (loader path); Figure A.8   Conditions: LC1-LC12
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from nemo_dcr.codec.records import PathClass
-from nemo_dcr.receiver.paths import LoaderPath, LoaderTable, StepKind
+from nemo_dcr.receiver.paths import LoaderPath, StepKind
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
@@ -53,18 +53,17 @@ class KindRow:
     way: str
 
 
-def rows_of(tables: Iterable[LoaderTable]) -> list[KindRow]:
-    """Every (kind, class, way) of the tables, sorted."""
-    found = {
-        KindRow(kind_of(name), path.path_class, way_of(path)) for table in tables for name, path in table.paths.items()
-    }
-    return sorted(found)
+def rows_of(ranks: Iterable[Mapping[str, LoaderPath]]) -> list[KindRow]:
+    """Every (kind, class, way) of the paths of some ranks, sorted."""
+    return sorted(
+        {KindRow(kind_of(name), path.path_class, way_of(path)) for paths in ranks for name, path in paths.items()}
+    )
 
 
-def byte_shares(tables: Iterable[LoaderTable]) -> dict[PathClass, int]:
-    """Canonical bytes of each class over all tables."""
+def class_bytes(ranks: Iterable[Mapping[str, LoaderPath]]) -> dict[PathClass, int]:
+    """Canonical bytes of each class, over the paths of some ranks."""
     shares = dict.fromkeys(PathClass, 0)
-    for table in tables:
-        for path in table.paths.values():
+    for paths in ranks:
+        for path in paths.values():
             shares[path.path_class] += path.tensor.nbytes
     return shares

@@ -32,26 +32,30 @@ CHANGED = 0.3
 SMALL = 64
 
 
-def two_versions(tensors: Sequence[TensorMeta], seed: int) -> tuple[Version, Version]:
-    """Stored words of two versions: every tensor differs, NaN payloads and -0.0 come and go."""
+def two_versions(tensors: Sequence[TensorMeta], seed: int, *, special: bool = True) -> tuple[Version, Version]:
+    """Stored words of two versions: every tensor differs.
+
+    With `special`, NaN payloads and -0.0 come and go, and small tensors differ in all elements.
+    """
     rng = np.random.default_rng(seed)
     old, new = {}, {}
     for meta in tensors:
-        old[meta.name] = _words(meta, rng)
+        old[meta.name] = _words(meta, rng, special)
         kind = bits.unsigned(meta.dtype)
-        other = np.where(rng.random(meta.numel) < 0.5, old[meta.name] ^ kind.type(1), _words(meta, rng))
-        changed = rng.random(meta.numel) < (1 if meta.numel < SMALL else CHANGED)
+        other = np.where(rng.random(meta.numel) < 0.5, old[meta.name] ^ kind.type(1), _words(meta, rng, special))
+        changed = rng.random(meta.numel) < (1 if special and meta.numel < SMALL else CHANGED)
         changed[rng.integers(0, meta.numel) if meta.numel else 0 :][:1] = True
         words = np.where(changed, other, old[meta.name])
         new[meta.name] = np.where(changed & (words == old[meta.name]), words ^ kind.type(1), words)
     return old, new
 
 
-def _words(meta: TensorMeta, rng: np.random.Generator) -> Words:
+def _words(meta: TensorMeta, rng: np.random.Generator, special: bool) -> Words:
     numbers = torch.from_numpy(rng.normal(0, 0.5, meta.numel).astype(np.float32))
     words = copied_words(numbers.to(torch_dtype(meta.dtype)))
-    special = np.array(SPECIAL.get(meta.dtype, (0,)), dtype=words.dtype)
-    return np.where(rng.random(meta.numel) < 0.05, rng.choice(special, meta.numel), words)
+    patterns = np.array(SPECIAL.get(meta.dtype, (0,)), dtype=words.dtype)
+    chosen = np.where(rng.random(meta.numel) < 0.05, rng.choice(patterns, meta.numel), words)
+    return chosen if special else words
 
 
 @dataclass(frozen=True)
@@ -76,7 +80,7 @@ class Rank:
         self._clear()
         dense_load(model, tensors, old)
         self.residents = Residents(model)
-        self.before = self._bytes()
+        self.before = self.stored()
         self.table = prewarm(model, tensors)
         self._expect(self.before, "prewarm")
 
@@ -84,7 +88,7 @@ class Rank:
         """Every way to the new version; `faults` says which of them ended in other bits."""
         taken = [meta for meta in self.tensors if not self.table.paths[meta.name].breach]
         dense_load(self.model, self.tensors, self.new)
-        dense = self._bytes()
+        dense = self.stored()
         dense_load(self.model, self.tensors, self.new)
         self._expect(dense, "a second dense load")
         if len(taken) == len(self.tensors):
@@ -94,7 +98,7 @@ class Rank:
         return RankResult(self.table, changed, tuple(self.faults))
 
     def _ways(self, dense: Bytes, rng: np.random.Generator) -> None:
-        self._put(self.before)
+        self.put(self.before)
         for meta in self.tensors:
             dense_load(self.model, [meta], self.new)
         self._expect(dense, "one tensor in each call")
@@ -104,11 +108,11 @@ class Rank:
             for name, path in classes.items()
         }
         applier = Applier(self.model, self.table, post_apply_check=True)
-        self._put(self.before)
+        self.put(self.before)
         applier.apply(change_items(self.tensors, self.old, self.new, mixed), attempt=AttemptId(1))
         self._expect(dense, "a mixed delta")
         retry = change_items(self.tensors, self.old, self.new, dict.fromkeys(classes, Encoding.OVERWRITE))
-        self._put(self._mixture(dense, rng))
+        self.put(self._mixture(dense, rng))
         applier.apply([retry[number] for number in rng.permutation(len(retry))], attempt=AttemptId(2))
         self._expect(dense, "an overwrite retry from a mixture")
 
@@ -129,16 +133,18 @@ class Rank:
     def _storages(self) -> list[Tensor]:
         return [storage_bytes(self.residents.tensor_of(number)) for number in range(len(self.residents.names))]
 
-    def _bytes(self) -> Bytes:
+    def stored(self) -> Bytes:
+        """Every byte of every storage."""
         return [storage.numpy().tobytes() for storage in self._storages()]
 
-    def _put(self, wanted: Bytes) -> None:
+    def put(self, wanted: Bytes) -> None:
+        """Give every storage these bytes."""
         for storage, raw in zip(self._storages(), wanted, strict=True):
             if raw:
                 storage.copy_(torch.frombuffer(bytearray(raw), dtype=torch.uint8))
 
     def _expect(self, wanted: Bytes, what: str) -> None:
-        found = self._bytes()
+        found = self.stored()
         wrong = [self.residents.names[n][0] for n in range(len(found)) if found[n] != wanted[n]]
         if wrong:
             self.faults.append(f"after {what}, {', '.join(wrong[:3])} differ from a dense load")

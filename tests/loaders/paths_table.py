@@ -74,7 +74,7 @@ class Workshop:
         from transformers.utils import logging as transformers_logging
 
         transformers_logging.set_verbosity_error()
-        logging.getLogger("vllm").setLevel(logging.ERROR)
+        logging.disable(logging.WARNING)
         self._directory = tempfile.TemporaryDirectory(prefix="nemo-dcr-loaders-")
         self._tables: dict[str, Any] = {}
 
@@ -119,7 +119,7 @@ class Workshop:
                 return LayoutResult(f"fault: {_first_line(problem)}", {}, served_by, len(results))
         tables = {str(rank): result.table for rank, result in results.items()}
         rows: dict[str, dict[str, list[str]]] = {}
-        for row in rows_of(tables.values()):
+        for row in rows_of(table.paths for table in tables.values()):
             rows.setdefault(row.kind, {}).setdefault(str(row.path_class), []).append(row.way)
         faults = [fault for result in results.values() for fault in result.faults]
         verdict = "exact"

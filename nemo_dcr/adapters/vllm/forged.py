@@ -11,7 +11,6 @@ Paper: Section 6.1 (native loader)
 from __future__ import annotations
 
 import json
-import logging
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -65,7 +64,6 @@ class Place:
 @contextmanager
 def _forged_groups(place: Place) -> Iterator[None]:
     if not model_parallel_is_initialized():
-        logging.getLogger("vllm").setLevel(logging.ERROR)
         meeting = Path(tempfile.mkdtemp(prefix="nemo-dcr-forged-")) / "groups"
         with set_current_vllm_config(VllmConfig()):
             init_distributed_environment(1, 0, f"file://{meeting}", 0, backend="gloo")
