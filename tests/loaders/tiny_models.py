@@ -149,6 +149,7 @@ MODELS: dict[str, TinyModel] = {
         num_experts_per_tok=2,
         intermediate_size=128,
         num_hidden_layers=1,
+        num_key_value_heads=8,
     ),
     "deepseek_v2": mixed("DeepseekV2ForCausalLM", "deepseek_v2", "mla, moe", **MLA),
     "deepseek_v3": mixed("DeepseekV3ForCausalLM", "deepseek_v3", "mla, moe", **MLA, extra={"topk_method": "noaux_tc"}),
