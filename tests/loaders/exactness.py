@@ -83,6 +83,8 @@ class Rank:
         self.before = self.stored()
         self.table = prewarm(model, tensors)
         self._expect(self.before, "prewarm")
+        if self.table.shadow_bytes > max(map(len, self.before)):
+            self.faults.append(f"prewarm shadowed {self.table.shadow_bytes} bytes, more than the largest storage")
 
     def play(self, rng: np.random.Generator) -> RankResult:
         """Every way to the new version; `faults` says which of them ended in other bits."""

@@ -147,7 +147,7 @@ MODELS: dict[str, TinyModel] = {
         "gpt_oss",
         num_local_experts=4,
         num_experts_per_tok=2,
-        intermediate_size=128,
+        intermediate_size=256,
         num_hidden_layers=1,
         num_key_value_heads=8,
     ),
