@@ -1,7 +1,7 @@
 """The page docs/loader-paths.md: made from a run over every tiny model and layout, and compared with samples of it.
 
 The run is kept as docs/loader-paths.json; the page is that file in words. `python -m tests.loaders.paths_table` makes
-both anew (`make loaders-all`).
+both anew (`make loaders-all`); with names of models it runs only these. Each model has the commit that it ran with.
 """
 
 from __future__ import annotations
@@ -162,6 +162,7 @@ def record_all(names: Iterable[str]) -> dict[str, Any]:
                     entry += [way for way in told if way not in entry]
         print(f"{name}: {ranks} ranks in {time.monotonic() - begin:.0f} s, {layouts}", flush=True)
         models[name] = {
+            "commit": commit(),
             "architecture": MODELS[name].architecture,
             "served_by": served_by,
             "kind": MODELS[name].kind,
@@ -169,7 +170,7 @@ def record_all(names: Iterable[str]) -> dict[str, Any]:
             "layouts": layouts,
             "tensors": {kind: {key: sorted(ways) for key, ways in kinds[kind].items()} for kind in sorted(kinds)},
         }
-    return {"commit": commit(), "vllm": vllm.__version__, "models": models}
+    return {"vllm": vllm.__version__, "models": models}
 
 
 def commit() -> str:
@@ -204,8 +205,8 @@ def page_of(record: dict[str, Any]) -> str:
     lines = [
         "# What vLLM's loaders do with each tensor",
         "",
-        f"Made by `make loaders-all` from commit `{record['commit'][:12]}` with vLLM {record['vllm']}: "
-        f"{len(models)} architectures, {ranks} ranks.",
+        f"Made by `make loaders-all` with vLLM {record['vllm']}: {len(models)} architectures, {ranks} ranks. "
+        f"Commits: {_commits(models)}.",
         *INTRODUCTION,
         "| Model | Architecture | Served by | Kind | Exact on | Not exact on |",
         "|---|---|---|---|---|---|",
@@ -231,13 +232,25 @@ def page_of(record: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _commits(models: dict[str, Any]) -> str:
+    """The commits that the models ran with; the one of most models needs no names."""
+    by_commit: dict[str, list[str]] = {}
+    for name, entry in models.items():
+        by_commit.setdefault(entry["commit"][:12], []).append(name)
+    most, *others = sorted(by_commit, key=lambda found: -len(by_commit[found]))
+    return ", ".join([f"`{most}`", *(f"`{found}` for {', '.join(by_commit[found])}" for found in others)])
+
+
 def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-def main() -> int:
-    """Write record and page; 1 when something was not exact and not refused."""
-    record = record_all(MODELS)
+def main(names: list[str]) -> int:
+    """Write record and page, of all models or the named ones; 1 when something was not exact and not refused."""
+    record = record_all(names or MODELS)
+    if names:
+        known = json.loads(RECORD.read_text(encoding="utf-8"))["models"] | record["models"]
+        record["models"] = {name: known[name] for name in MODELS}
     RECORD.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     PAGE.write_text(page_of(record), encoding="utf-8")
     faults = [
@@ -251,4 +264,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))
