@@ -21,7 +21,7 @@ EXIT_REFUSED = 3
 commands = typer.Typer()
 
 
-@commands.command("check-loader")
+@commands.command()
 def check_loader(
     model: Annotated[Path, typer.Argument(help="Directory with a config.json; headers of safetensors are used.")],
     tp: Annotated[int, typer.Option(min=1, help="Ranks of an instance (tensor parallel).")] = 1,
