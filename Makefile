@@ -9,7 +9,7 @@ ARGS ?=
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm demo test test-fast loaders loaders-all spec spec-tests spec-deep proof check format clean
+.PHONY: help setup setup-vllm demo test test-fast loaders loaders-all engines engines-all spec spec-tests spec-deep proof check format clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -46,6 +46,12 @@ loaders: setup-vllm ## vLLM's real loaders: a sample that the commit chooses, ag
 
 loaders-all: setup-vllm ## The same for every model and layout; writes docs/loader-paths.md anew, takes half an hour
 	$(BIN)/python -m tests.loaders.paths_table
+
+engines: setup-vllm ## Real vLLM engines: refits of two ranks against a fresh engine, and two real servers
+	$(BIN)/python -m pytest -m 'vllm and not slow' tests/engines $(ARGS)
+
+engines-all: setup-vllm ## The same with every layout
+	$(BIN)/python -m pytest -m vllm tests/engines $(ARGS)
 
 spec: setup ## Model-check the specification: models, mutants, sanity claims (options: ARGS="--only NAME")
 	$(BIN)/python spec/tlc.py all $(ARGS)
