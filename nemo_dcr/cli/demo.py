@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from nemo_dcr.cli.check import check_storage
 from nemo_dcr.cli.fleet import CALL_S, Fleet
-from nemo_dcr.cli.job import DemoJob
+from nemo_dcr.cli.job import VLLM, DemoJob
 from nemo_dcr.cli.report import AttemptRow, DemoReport, Kill, TransitionRow
 from nemo_dcr.cli.trainer_process import GATHER, STALL, TRAIN_STEP, Gather, Stall, TrainStep
 from nemo_dcr.codec.records import PathClass
@@ -52,6 +52,8 @@ from nemo_dcr.trace import LamportClock
 from nemo_dcr.transport.object_store import FileObjectStore
 
 TRANSITION_S = 180.0
+PROMPT = "The capital of France is"
+"""Completed by every instance after every version."""
 KILL_IN = 3
 """The transition in which an engine is killed."""
 ASYNC_IN = 2
@@ -107,7 +109,8 @@ class Demo:
         self.job = job
         self._quiet = quiet
         self._clock = LamportClock()
-        self._fleet = Fleet(job, self._clock)
+        self._fleet = _fleet(job, self._clock)
+        self.completions: list[dict[str, str]] = []
         self._watched = _Watched()
         self._on_failure: Callable[[AttemptId], None] = lambda attempt: None
         self._control = open_control(job.record)
@@ -151,6 +154,7 @@ class Demo:
             self._coordinator.become()
             self._run_until(Ready)
             bar.update()
+        self.completions.append(fleet.complete(PROMPT))
 
     def transition(self, number: int) -> TransitionRow:
         """One optimizer step, its refit, the restart of what was killed, and the check of every bit."""
@@ -180,6 +184,7 @@ class Demo:
             self._run_until(Ready, each_round)
         self._on_failure = lambda attempt: None
         restored = self._restart(victim) if kill else []
+        self.completions.append(self._fleet.complete(PROMPT))
         with self._bar(f"step {number}: compare every stored bit", 1) as bar:
             dumps, trackers = self._fleet.dump_receivers(self._fleet.receivers()), self._fleet.dump_trackers()
             mismatched = sum(check_storage(self.job, dumps, trackers, self._oracle(number)).values())
@@ -297,6 +302,14 @@ class Demo:
             yield bar
 
 
+def _fleet(job: DemoJob, clock: LamportClock) -> Fleet:
+    if job.engine != VLLM:
+        return Fleet(job, clock)
+    from nemo_dcr.cli.vllm_fleet import VllmFleet
+
+    return VllmFleet(job, clock)
+
+
 def _names(classes: Mapping[str, PathClass]) -> dict[str, str]:
     return {name: path.value for name, path in classes.items()}
 
@@ -327,4 +340,11 @@ def run_demo(job: DemoJob, steps: int, *, quiet: bool = False) -> DemoReport:
     with Demo(job, quiet=quiet) as demo:
         demo.start()
         rows = [demo.transition(number) for number in range(1, steps + 1)]
-    return DemoReport(ok=all(row.mismatched_bits == 0 for row in rows), model=job.model, transitions=rows)
+    return DemoReport(
+        ok=all(row.mismatched_bits == 0 for row in rows),
+        model=job.model,
+        transitions=rows,
+        engine=job.engine,
+        prompt=PROMPT if any(demo.completions) else "",
+        completions=[answers for answers in demo.completions if answers],
+    )

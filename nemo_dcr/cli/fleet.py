@@ -35,9 +35,9 @@ CALL_S = 120.0
 class Fleet:
     """Trainer and engine processes of one run; `close` ends all of them."""
 
-    def __init__(self, job: DemoJob, clock: LamportClock) -> None:
+    def __init__(self, job: DemoJob, clock: LamportClock, endpoints: SocketEndpoints | None = None) -> None:
         self.job = job
-        self.endpoints = SocketEndpoints(clock)
+        self.endpoints = endpoints or SocketEndpoints(clock)
         self.tensors: tuple[TensorMeta, ...] = ()
         """The canonical tensor table of the trainers."""
         self.baseline_bytes = 0
@@ -67,9 +67,9 @@ class Fleet:
         for rank in range(self.job.owners):
             self.endpoints.add_owner(OwnerId(rank), self._wait(f"owner-{rank}"))
             ready()
-        for receiver in self.receivers():
-            self.endpoints.add_receiver(receiver, self._wait(receiver))
-            ready()
+        for instance in self.job.instances:
+            for _ in self._join(InstanceId(instance)):
+                ready()
         tables: list[Table] = [table for table, _ in self.endpoints.call_owners(TABLE, Nothing(), CALL_S).values()]
         self.tensors = tuple(sorted({meta for table in tables for meta in metas(table.tensors)}))
         self.baseline_bytes = sum(table.baseline_bytes for table in tables)
@@ -96,9 +96,7 @@ class Fleet:
     def restart(self, instance: InstanceId) -> list[ReceiverId]:
         """Start a killed instance again and wait until it answers under a new incarnation."""
         self._spawn_instance(instance)
-        for receiver in self.receivers([instance]):
-            self.endpoints.add_receiver(receiver, self._wait(receiver))
-        return self.receivers([instance])
+        return self._join(instance)
 
     def applied(self, receiver: ReceiverId, attempt: AttemptId) -> int:
         """Items that a rank's present life applied in an attempt, by its trace."""
@@ -120,6 +118,10 @@ class Fleet:
         answers = self.endpoints.call_owners(DUMP, Nothing(), CALL_S)
         return [DumpedTrackers(owner, storage, bulk.frames) for owner, (storage, bulk) in answers.items()]
 
+    def complete(self, prompt: str) -> dict[str, str]:
+        """What each instance that can read answers to a prompt; the reference engine only knows token ids."""
+        return {}
+
     def survivors(self, killed: Iterable[InstanceId]) -> list[ReceiverId]:
         """Ranks of the instances that were not killed."""
         dead = set(killed)
@@ -132,6 +134,12 @@ class Fleet:
     def _spawn_instance(self, instance: InstanceId) -> None:
         for rank in range(self.job.instances[instance]):
             self._spawn(receiver_id(instance, rank), "nemo_dcr.cli.engine_process", instance, str(rank))
+
+    def _join(self, instance: InstanceId) -> list[ReceiverId]:
+        """Wait until every rank of a started instance answers, and know it."""
+        for receiver in self.receivers([instance]):
+            self.endpoints.add_receiver(receiver, self._wait(receiver))
+        return self.receivers([instance])
 
     def _wait(self, name: str) -> Address:
         child, earlier = self._children[name], self._addresses.get(name)

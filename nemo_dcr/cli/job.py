@@ -14,6 +14,7 @@ from nemo_dcr.errors import InvalidConfig
 from nemo_dcr.testing.checkpoint import read_config, tensor_table
 from nemo_dcr.testing.llama_config import LlamaShape
 
+REFERENCE, VLLM = "reference", "vllm"
 OWNERS = 2
 PAYLOADS_AT_LEAST = 15
 TARGET_BYTES = 4 << 20
@@ -36,6 +37,8 @@ class DemoJob:
     bucket_target_bytes: int
     name: str
     """Marks the payload store, so that two runs never share one."""
+    engine: str = REFERENCE
+    """What serves: the reference engine of this package, or real vLLM servers."""
     learning_rate: float = 1e-6
     seed: int = 0
 
@@ -77,15 +80,19 @@ class DemoJob:
         return self.file
 
 
-def plan_job(run: Path, model: Path) -> DemoJob:
-    """The job for a model: a sharded instance of a degree that the model allows, and enough payloads for a fault.
+def plan_job(run: Path, model: Path, engine: str = REFERENCE) -> DemoJob:
+    """The job for a model: two instances, and enough payloads for a fault.
 
-    Chunk and bucket targets are 4 MiB, or less for a small model, so that every owner sends at least 15 payloads.
+    The second reference instance is sharded by a degree that the model allows; vLLM serves two unsharded ones. Chunk
+    and bucket targets are 4 MiB, or less for a small model, so that every owner sends at least 15 payloads.
     Raises: InvalidConfig when the directory is no checkpoint, or of a family that the reference engine does not serve.
     """
     config = read_config(model)
-    LlamaShape.of(config, rank=0, tp=1, vocab_padding=VOCAB_PADDING)
-    degree = next((degree for degree in (3, 2, 4) if _splits(config, degree)), 1)
+    instances = {"left": 1, "right": 1}
+    if engine == REFERENCE:
+        LlamaShape.of(config, rank=0, tp=1, vocab_padding=VOCAB_PADDING)
+        degree = next((degree for degree in (3, 2, 4) if _splits(config, degree)), 1)
+        instances = {"solo": 1, f"tp{degree}": degree}
     target = sum(meta.nbytes for meta in tensor_table(model)) // (2 * OWNERS * PAYLOADS_AT_LEAST)
     target = max(1, min(TARGET_BYTES, target))
     return DemoJob(
@@ -93,9 +100,10 @@ def plan_job(run: Path, model: Path) -> DemoJob:
         model=str(model),
         name=secrets.token_hex(8),
         owners=OWNERS,
-        instances={"solo": 1, f"tp{degree}": degree},
+        instances=instances,
         chunk_target_bytes=target,
         bucket_target_bytes=target,
+        engine=engine,
     )
 
 

@@ -1,4 +1,4 @@
-"""The command line: `nemo-dcr demo`, and `diff`, `apply`, `verify`, `inspect` for checkpoint files.
+"""The command line: `nemo-dcr demo`, `doctor`, and `diff`, `apply`, `verify`, `inspect` for checkpoint files.
 
 Errors are one line that says what to do. Exit codes (docs/exit-codes.md): 0 all well, 1 a stored bit differs, 2 usage,
 3 an operator is needed, 4 a part of the run failed, 130 interrupted.
@@ -10,13 +10,14 @@ import logging
 import shutil
 import sys
 import tempfile
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from nemo_dcr import __version__
-from nemo_dcr.cli import checkpoint
+from nemo_dcr.cli import checkpoint, loader_check
 from nemo_dcr.errors import InvalidConfig, NemoDcrError, OperatorNeeded
 
 EXIT_MISMATCH, EXIT_USAGE, EXIT_OPERATOR, EXIT_FAILED = 1, 2, 3, 4
@@ -27,6 +28,13 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Bit-exact delta-compressed refits from RL trainers to inference servers.",
 )
+
+
+class Engine(StrEnum):
+    """What serves in a demo."""
+
+    reference = "reference"
+    vllm = "vllm"
 
 
 def _version(wanted: bool) -> None:
@@ -50,6 +58,10 @@ def demo(
     steps: Annotated[int, typer.Option(min=1, max=1000, help="Optimizer steps, one refit after each.")] = 4,
     json: Annotated[Path | None, typer.Option(help="Write the report to this file too.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bars.")] = False,
+    engine: Annotated[
+        Engine | None,
+        typer.Option(help="What serves: vLLM servers, or the reference engine. Default: vLLM where it is installed."),
+    ] = None,
     run_dir: Annotated[
         Path | None,
         typer.Option(help="Keep logs, traces and the commit record here; default: a directory that is removed."),
@@ -57,17 +69,24 @@ def demo(
 ) -> None:
     """Train, refit two engines four times, kill one on the way, and compare every stored bit."""
     from nemo_dcr.cli.demo import run_demo
+    from nemo_dcr.cli.doctor import vllm_problem
     from nemo_dcr.cli.job import plan_job
     from nemo_dcr.cli.report import table
     from nemo_dcr.testing.checkpoint import smollm2_checkpoint
 
     if run_dir is not None and run_dir.exists() and any(run_dir.iterdir()):
         raise InvalidConfig("--run-dir", f"{run_dir} is not empty; name another directory")
+    problem = vllm_problem() if engine is not Engine.reference else None
+    if problem is not None and engine is Engine.vllm:
+        raise problem
+    if problem is not None:
+        typer.echo(f"nemo-dcr: the reference engine serves, because {problem.reason}; {problem.action}", err=True)
+    served = Engine.reference if problem is not None else engine or Engine.vllm
     directory = (run_dir or Path(tempfile.mkdtemp(prefix="nemo-dcr-demo-"))).resolve()
     try:
         directory.mkdir(parents=True, exist_ok=True)
         checkpoint = model.resolve() if model is not None else smollm2_checkpoint(directory / "model")
-        report = run_demo(plan_job(directory / "run", checkpoint), steps, quiet=quiet)
+        report = run_demo(plan_job(directory / "run", checkpoint, served.value), steps, quiet=quiet)
     finally:
         if run_dir is None:
             shutil.rmtree(directory, ignore_errors=True)
@@ -78,7 +97,20 @@ def demo(
         raise typer.Exit(EXIT_MISMATCH)
 
 
+@app.command()
+def doctor() -> None:
+    """Say what is missing or broken on this machine, and how to mend it."""
+    from nemo_dcr.cli.doctor import examine
+
+    findings = examine()
+    for finding in findings:
+        typer.echo(finding.line)
+    if any(finding.broken for finding in findings):
+        raise typer.Exit(EXIT_OPERATOR)
+
+
 checkpoint.register(app)
+loader_check.register(app)
 
 
 def main() -> None:

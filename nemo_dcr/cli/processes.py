@@ -6,13 +6,14 @@ by itself the error quotes the last lines of that log.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from nemo_dcr.errors import EndpointLost
@@ -35,11 +36,19 @@ def end_on_terminate(stopping: threading.Event) -> None:
 class Child:
     """One child process that runs a module of this package."""
 
-    def __init__(self, name: str, module: str, arguments: Sequence[str], log: Path) -> None:
+    def __init__(
+        self,
+        name: str,
+        module: str,
+        arguments: Sequence[str],
+        log: Path,
+        more_environment: Mapping[str, str] | None = None,
+    ) -> None:
         """Start `python -m module arguments...`, with standard output and error in `log`."""
         self.name = name
         self.log = log
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+        environment.update(more_environment or {})
         with log.open("ab") as output:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", module, *arguments],
@@ -66,9 +75,9 @@ class Child:
             raise EndpointLost(self.name, f"ended with {self._process.returncode}; {self.log}: " + " | ".join(tail))
 
     def kill(self) -> None:
-        """SIGKILL, and wait until it is gone."""
-        if self.alive():
-            self._process.send_signal(signal.SIGKILL)
+        """SIGKILL to it and to every process that it started, and wait until it is gone."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
     def stop(self, timeout_s: float = 5.0) -> None:

@@ -93,6 +93,10 @@ class DemoReport:
     ok: bool
     model: str
     transitions: list[TransitionRow] = field(default_factory=list)
+    engine: str = "reference"
+    prompt: str = ""
+    completions: list[dict[str, str]] = field(default_factory=list)
+    """What each instance answered to the prompt, by version from 0; empty where no engine reads text."""
 
     def write(self, path: Path) -> None:
         """Write the report as JSON."""
@@ -114,7 +118,12 @@ def table(report: DemoReport) -> str:
         "  ".join(text.rjust(width) for text, width in zip(line, widths, strict=True)) for line in (_HEADINGS, *rows)
     ]
     lines.insert(1, "  ".join("-" * width for width in widths))
-    return "\n".join([*lines, *(line for row in report.transitions for line in _story(row))])
+    told = [
+        f"version {version}: {instance} completes {report.prompt!r} with {text!r}"
+        for version, answers in enumerate(report.completions)
+        for instance, text in answers.items()
+    ]
+    return "\n".join([*lines, *(line for row in report.transitions for line in _story(row)), *told])
 
 
 def _story(row: TransitionRow) -> list[str]:

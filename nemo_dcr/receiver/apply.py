@@ -67,6 +67,11 @@ class _Planned:
     def copies(self) -> list[Step]:
         return [step for step in self.path.steps if step.kind is not StepKind.CONSTANT]
 
+    @property
+    def accounted(self) -> list[Step]:
+        """See `Taken`."""
+        return self.copies
+
 
 class Applier:
     """Applies items to one model; used by one thread at a time."""

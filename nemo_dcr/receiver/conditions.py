@@ -185,7 +185,11 @@ class Elementwise(Condition):
 
 @dataclass(frozen=True, slots=True)
 class BitsPreserved(Condition):
-    """LC5. Decides between XOR and overwrite at prewarm; an edit of the scratch itself is never supported."""
+    """LC5. Decides between XOR and overwrite at prewarm; an edit of the scratch itself is not supported.
+
+    The one exception erases it: a fill of the whole tensor before anything is copied from it makes the path a constant,
+    so that the rank skips the tensor.
+    """
 
     code = "LC5"
     paper = "XOR: the copy's source shares storage with the scratch, has the same dtype, and its bits are unchanged"

@@ -148,7 +148,7 @@ class Checksums(LiveStorage):
 
     def __init__(self, residents: Residents) -> None:
         super().__init__(residents)
-        self._before = [_checksum(storage_bytes(kept.tensor)) for kept in self._kept]
+        self._before = [checksum(storage_bytes(kept.tensor)) for kept in self._kept]
 
     @property
     def nbytes(self) -> int:
@@ -160,7 +160,7 @@ class Checksums(LiveStorage):
         return [
             name
             for kept, before in zip(self._kept, self._before, strict=True)
-            if not kept.in_place or _checksum(storage_bytes(kept.tensor)) != before
+            if not kept.in_place or checksum(storage_bytes(kept.tensor)) != before
             for name in kept.names
         ]
 
@@ -197,8 +197,8 @@ def _same_bytes(raw: Tensor, before: Tensor) -> bool:
     )
 
 
-def _checksum(raw: Tensor) -> int:
-    """A weighted sum of mixed words: words that change places change it too."""
+def checksum(raw: Tensor) -> int:
+    """A weighted sum of the mixed words of flat bytes: words that change places change it too."""
     whole = len(raw) // 8 * 8
     words, rest = raw[:whole].view(torch.int64), raw[whole:].to(torch.int64)
     draw = np.random.default_rng(0).integers(0, 1 << 63, min(max(len(words), 8), _BLOCK_WORDS), dtype=np.int64)

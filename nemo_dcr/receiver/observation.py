@@ -33,12 +33,19 @@ class Observation:
     """With a shadow: position among `first_bits` of the view that a repeating step writes, and that step's source."""
     live_views: list[Tensor] = field(default_factory=list)
     """The resident views of the steps of `first_bits`."""
+    erased: bool = False
+    """The loader filled the whole given tensor with a constant."""
     breach: Breach | None = None
 
     @property
     def copies(self) -> list[Step]:
         """The steps that move values of the tensor."""
         return [step for step in self.steps if step.kind is not StepKind.CONSTANT]
+
+    @property
+    def accounted(self) -> list[Step]:
+        """See `Taken`."""
+        return self.steps if self.erased else self.copies
 
 
 def convert(destination: Tensor, source: Tensor) -> Tensor:

@@ -36,9 +36,7 @@ from nemo_dcr.receiver.residents import NativeModel, Residents, storage_key
 from nemo_dcr.receiver.shadow import Shadow
 
 _SHAPE_ONLY = ("empty_like", "zeros_like", "ones_like", "full_like", "new_empty", "new_zeros", "new_ones", "new_full")
-_SHAPE_ONLY_NAMES = frozenset(
-    f"aten::{name}" for name in (*_SHAPE_ONLY, "new_empty_strided", "rand_like", "randn_like")
-)
+SHAPE_ONLY_NAMES = frozenset(f"aten::{name}" for name in (*_SHAPE_ONLY, "new_empty_strided", "rand_like", "randn_like"))
 
 
 class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -140,7 +138,7 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         inputs = [*tensors_in(inner), *tensors_in(list(inner_kwargs.values()))]
         if operator.positions or operator.keywords:
             return self._write(func, operator, args, inner, inner_kwargs, inputs)
-        origins = NOTHING if func._schema.name in _SHAPE_ONLY_NAMES else self._origins.of(inputs)
+        origins = NOTHING if func._schema.name in SHAPE_ONLY_NAMES else self._origins.of(inputs)
         result = self._call(func, inner, inner_kwargs)
         if leaves_torch(result):
             self.leaked |= self._recorder.names_of(origins)
@@ -149,6 +147,16 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if storage_key(made) not in known:
                 self._origins.add(made, origins)
         return wrap(result, self) if any(number > 0 for number in origins) else result
+
+    def _erases(self, operator: Operator, tensor: Tensor, args: Sequence[Any]) -> bool:
+        """A fill of the whole given tensor with a number, before anything was copied from it."""
+        whole = tensor.is_contiguous() and tensor.numel() == self._recorder.given_numel
+        return (
+            self._recorder.untouched
+            and operator.fills
+            and whole
+            and not any(isinstance(value, Tensor) for value in args[1:])
+        )
 
     def _call(self, func: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """The operator itself, over the shadow where it reads or writes the shadowed storage."""
@@ -181,7 +189,11 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if self._origins.get(tensor) is None:
                 raise self._recorder.refuse(NoStateAcrossCalls(outside=operator.name))
             if storage_key(tensor) == self._recorder.given:
-                raise self._recorder.refuse(BitsPreserved(edited_by=operator.name))
+                if not self._erases(operator, tensor, inner):
+                    raise self._recorder.refuse(BitsPreserved(edited_by=operator.name))
+                # Nothing of the given tensor is left: what is copied from it now is a constant.
+                self._recorder.erase(tensor)
+                continue
             self._origins.add(tensor, origins)
         result = self._call(func, inner, kwargs)
         # An operator that writes in place returns what it wrote: hand back the loader's own object.

@@ -51,6 +51,8 @@ class StepRecorder:
         """Takes the copies into one storage during the current call."""
         self.given = 0
         """Storage identity of the tensor that was yielded last."""
+        self.given_numel = 0
+        """Its number of elements."""
         self.late: set[str] = set()
         """Names that were copied after a later one had been yielded in the last call (LC11)."""
         self.tied: dict[str, set[str]] = {}
@@ -74,8 +76,19 @@ class StepRecorder:
 
     def give(self, tensor: Tensor, number: int) -> None:
         """The memory that the loader gets for the yield `number`."""
-        self.given = storage_key(tensor)
+        self.given, self.given_numel = storage_key(tensor), tensor.numel()
         self._origins.set(tensor, frozenset({number}))
+
+    @property
+    def untouched(self) -> bool:
+        """Nothing was copied from the current tensor yet."""
+        return self._current is not None and not self._current.copies
+
+    def erase(self, tensor: Tensor) -> None:
+        """The given tensor is a constant from now on."""
+        self._origins.set(tensor, frozenset())
+        if self._current is not None:
+            self._current.erased = True
 
     def names_of(self, origins: frozenset[int]) -> set[str]:
         """Canonical names among the origins of a value."""

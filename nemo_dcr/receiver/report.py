@@ -31,13 +31,18 @@ class Taken(Protocol):
         """Its copies into resident storage."""
         ...
 
+    @property
+    def accounted(self) -> Sequence[Step]:
+        """The writes that a report may stand for: the copies, and constants of a tensor that the loader erased."""
+        ...
+
 
 def report_row(report: Iterable[str] | None, taken: Collection[Taken], residents: Residents) -> ReportedAsCopied | None:
     """The LC2 facts of one call when they do not hold, else None. A loader without a report is judged by copies."""
     if report is None:
         return None
     reported = set(report)
-    copied = {step.target.storage for entry in taken for step in entry.copies}
+    copied = {step.target.storage for entry in taken for step in entry.accounted}
     not_copied = [
         name
         for name in reported & residents.tensors.keys()

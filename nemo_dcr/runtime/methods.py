@@ -1,6 +1,7 @@
 """The control calls by name: the protocol's own, and those of the runtime for prewarm, timings and dumps.
 
-A call of the protocol is named after its message class, so the wire and the code cannot drift apart.
+A call of the protocol is named after its message class, so the wire and the code cannot drift apart. An engine with an
+API of its own is driven by what `Engine` tells, and through `Serving` and `Trouble`.
 
 Paper: Section 6.1 (prewarm call); Appendix B (control calls)
 """
@@ -9,7 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nemo_dcr.protocol.messages import OWNER_CALLS, RECEIVER_CALLS, OwnerReply, ReceiverReply
+from nemo_dcr.ids import AttemptId
+from nemo_dcr.protocol.messages import OWNER_CALLS, RECEIVER_CALLS, OwnerReply, ReceiverReply, ReceiverReport
 from nemo_dcr.runtime.rpc import Method
 from nemo_dcr.runtime.timings import Timings, TimingsOf
 
@@ -80,6 +82,30 @@ class Done:
     problem: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class EngineView:
+    """What the driver of an engine with an API of its own looks at."""
+
+    report: ReceiverReport
+    wanted: bool
+    """The node has work that needs the engine's thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """The engine may compute tokens from now on, or is known to compute none and to have dropped its caches."""
+
+    begins: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """The engine could not do what an attempt needs, such as dropping its caches: the attempt fails."""
+
+    attempt: AttemptId
+    detail: str
+
+
 RECEIVER_METHODS = {call: Method(call.__name__, call, ReceiverReply) for call in RECEIVER_CALLS}
 OWNER_METHODS = {call: Method(call.__name__, call, OwnerReply) for call in OWNER_CALLS}
 
@@ -87,4 +113,7 @@ PREWARM = Method("Prewarm", Prewarm, Prewarmed)
 TABLE = Method("Table", Nothing, Table)
 TIMINGS = Method("Timings", TimingsOf, Timings)
 DUMP = Method("Dump", Nothing, Storage)
+ENGINE = Method("Engine", Nothing, EngineView)
+SERVING = Method("Serving", Serving, Done)
+TROUBLE = Method("Trouble", Trouble, Done)
 STOP = Method("Stop", Nothing, Done)

@@ -144,6 +144,22 @@ class ReceiverNode:
         with self._changed:
             self._feed(RequestDone(request))
 
+    @property
+    def requests(self) -> frozenset[str]:
+        """Admitted requests that did not finish."""
+        with self._changed:
+            return self._state.requests
+
+    @property
+    def wants_engine(self) -> bool:
+        """True while `work` would do something."""
+        with self._changed:
+            return bool(self._jobs) or self._flush is not None or (self._ingest is not None and self._ingest.is_ready)
+
+    def trouble(self, attempt: AttemptId, detail: str) -> None:
+        """The engine cannot do what this attempt needs; the attempt fails unless it is over."""
+        self._feed(ApplyFailed(attempt, detail))
+
     def slept(self, *, keeps_storage: bool) -> None:
         """The engine went to sleep: no requests, no writes. Without its storage it needs a restore after it woke."""
         self._feed(EngineSlept(keeps_storage))

@@ -32,6 +32,8 @@ from nemo_dcr.trace import LamportClock
 logger = logging.getLogger(__name__)
 
 RPC_VERSION = 1
+RECONNECT_MS = 100
+"""How often a broken connection is tried again, which tells that it is broken."""
 MAX_FRAME_BYTES = 4 << 30
 """A larger frame closes the connection."""
 
@@ -209,7 +211,14 @@ class Peer:
         self.socket = context.socket(zmq.DEALER)
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.setsockopt(zmq.SNDTIMEO, 1000)
-        self._monitor = self.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED)
+        self.socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
+        # A dead peer makes events for ever. Where nobody reads them a full queue would stop the context's I/O thread,
+        # and with it every peer of the context and `close`; so the queue has no limit.
+        self._monitor = context.socket(zmq.PAIR)
+        self._monitor.setsockopt(zmq.RCVHWM, 0)
+        watched = f"inproc://monitor-{id(self)}"
+        self.socket.monitor(watched, zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED)
+        self._monitor.connect(watched)
         self.disconnected = False
         self.socket.connect(address)
 

@@ -17,20 +17,26 @@ from nemo_dcr.errors import NemoDcrError
 from nemo_dcr.receiver.residents import resident_dump
 from nemo_dcr.runtime.methods import (
     DUMP,
+    ENGINE,
     OWNER_METHODS,
     PREWARM,
     RECEIVER_METHODS,
+    SERVING,
     STOP,
     TABLE,
     TIMINGS,
+    TROUBLE,
     BoxRow,
     Done,
+    EngineView,
     Nothing,
     Prewarm,
     Prewarmed,
+    Serving,
     Storage,
     Table,
     TensorRow,
+    Trouble,
 )
 from nemo_dcr.runtime.owner_node import OwnerNode
 from nemo_dcr.runtime.receiver_node import ReceiverNode
@@ -38,6 +44,8 @@ from nemo_dcr.runtime.rpc import Bulk, Respond, Server
 from nemo_dcr.trace import LamportClock
 
 POLL_S = 0.1
+SERVING_REQUEST = "serving"
+"""The request that an engine with a scheduler of its own runs while it may compute tokens."""
 
 
 def rows(metas: Iterable[TensorMeta]) -> tuple[TensorRow, ...]:
@@ -98,6 +106,10 @@ class _Service:
         except BaseException as fault:
             self._end(fault)
 
+    def fail(self, fault: BaseException) -> None:
+        """A fault on a thread that others lend: end the service, so that peers see a lost endpoint."""
+        self._end(fault)
+
     def _end(self, fault: BaseException) -> None:
         self._fault = fault
         self.stopping.set()
@@ -114,10 +126,25 @@ class ReceiverService(_Service):
         self.server.register(PREWARM, self._prewarm)
         self.server.register(DUMP, self._dump)
         self.server.answer(TIMINGS, node.timings.of)
+        self.server.answer(ENGINE, lambda call: EngineView(node.report, node.wants_engine))
+        self.server.answer(SERVING, self._serving)
+        self.server.answer(TROUBLE, self._trouble)
 
     def work(self, timeout_s: float = POLL_S) -> bool:
         """Lend this thread for one step; True when there was work."""
         return self._node.work(timeout_s)
+
+    def _serving(self, call: Serving) -> Done:
+        """One request stands for everything that an engine with a scheduler of its own computes meanwhile."""
+        if not call.begins:
+            self._node.finish(SERVING_REQUEST)
+        elif SERVING_REQUEST not in self._node.requests and not self._node.admit(SERVING_REQUEST):
+            return Done("the gate is closed")
+        return Done()
+
+    def _trouble(self, call: Trouble) -> Done:
+        self._node.trouble(call.attempt, call.detail)
+        return Done()
 
     def _prewarm(self, call: Prewarm, respond: Respond) -> None:
         def run() -> None:

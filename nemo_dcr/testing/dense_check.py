@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -156,8 +156,10 @@ def _compare(name: str, expected: Stored, actual: Stored) -> tuple[int, str]:
     return int(np.unpackbits(difference.view(np.uint8)).sum()), text
 
 
-def run_job(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Check every dump that `job` lists and return the report.
+def run_job(
+    job: Mapping[str, Any], *, expected: Callable[[Path, int, int], dict[str, Stored]] | None = None
+) -> dict[str, Any]:
+    """Check every dump that `job` lists and return the report. `expected` loads another engine than the reference.
 
     The job is `{"checkpoint": DIR, "vocab_padding": 1000, "receivers": [{"name", "rank", "tp", "storage": FILE}],
     "trackers": [{"name", "storage": FILE, "entries": [{"key", "tensor", "box": [[start, stop], ...]}]}]}`, where
@@ -165,17 +167,20 @@ def run_job(job: Mapping[str, Any]) -> dict[str, Any]:
     The report is `{"ok", "mismatched_bits", "checks": [{"name", "mismatched_bits", "elements", "first"}]}`.
     """
     checkpoint = Path(job["checkpoint"])
-    config = read_config(checkpoint)
-    padding = int(job.get("vocab_padding", 1000))
+
+    def reference(directory: Path, rank: int, tp: int) -> dict[str, Stored]:
+        padding = int(job.get("vocab_padding", 1000))
+        return expected_storage(read_config(directory), rank, tp, directory, vocab_padding=padding)
+
     checks = []
     for receiver in job.get("receivers", ()):
         rank, tp = int(receiver["rank"]), int(receiver["tp"])
-        expected = expected_storage(config, rank, tp, checkpoint, vocab_padding=padding)
-        checks.append(_row(receiver["name"], compare_storage(expected, read_storage(receiver["storage"]))))
+        wanted = reference(checkpoint, rank, tp) if expected is None else expected(checkpoint, rank, tp)
+        checks.append(_row(receiver["name"], compare_storage(wanted, read_storage(receiver["storage"]))))
     committed = {meta.name: tensor for meta, tensor in read_checkpoint(checkpoint)} if job.get("trackers") else {}
     for tracker in job.get("trackers", ()):
-        wanted = {e["key"]: expected_tracker(committed, e["tensor"], e["box"]) for e in tracker["entries"]}
-        checks.append(_row(tracker["name"], compare_storage(wanted, read_storage(tracker["storage"]))))
+        held = {e["key"]: expected_tracker(committed, e["tensor"], e["box"]) for e in tracker["entries"]}
+        checks.append(_row(tracker["name"], compare_storage(held, read_storage(tracker["storage"]))))
     bits = sum(check["mismatched_bits"] for check in checks)
     ok = bool(checks) and all(check["first"] is None for check in checks)
     return {"ok": ok, "mismatched_bits": bits, "checks": checks}

@@ -55,8 +55,10 @@ def stored_bits(model: NativeModel) -> Bits:
 
 
 def dense_load(model: NativeModel, tensors: Sequence[TensorMeta], version: Version) -> None:
-    """Let the native loader load every tensor of a version in table order."""
-    model.load_weights([(meta.name, tensor_from_words(version[meta.name], meta.dtype, meta.shape)) for meta in tensors])
+    """Let the native loader load every tensor of a version in table order; it gets copies, which it may edit."""
+    model.load_weights(
+        [(meta.name, tensor_from_words(version[meta.name].copy(), meta.dtype, meta.shape)) for meta in tensors]
+    )
 
 
 def change_items(

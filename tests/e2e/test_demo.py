@@ -20,7 +20,7 @@ from nemo_dcr.trace import Action
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-COMMAND = [str(Path(sys.executable).parent / "nemo-dcr"), "demo"]
+COMMAND = [str(Path(sys.executable).parent / "nemo-dcr"), "demo", "--engine", "reference"]
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ LEVEL = {
     "cli": 5,
 }
 SIBLINGS_APART = {3: "components of level 3 meet only in runtime", 4: "adapters and helpers are handed to runtime"}
-MAY_MEET = {("testing", "runtime"), ("adapters", "runtime")}
+MAY_MEET = {("testing", "runtime"), ("adapters", "runtime"), ("adapters", "checkpoint")}
 TORCH = ("nemo_dcr.bits.tensors", "nemo_dcr.source", "nemo_dcr.receiver", "nemo_dcr.adapters", "nemo_dcr.testing")
 TORCH = (*TORCH, "nemo_dcr.runtime", "nemo_dcr.cli")
 NUMPY = (*TORCH, "nemo_dcr.bits", "nemo_dcr.canonical", "nemo_dcr.kernels", "nemo_dcr.codec", "nemo_dcr.checkpoint")

@@ -16,6 +16,7 @@ import pytest
 import zmq
 
 from nemo_dcr.errors import EndpointLost, InternalError, InvalidConfig
+from nemo_dcr.runtime import rpc
 from nemo_dcr.runtime.rpc import (
     RPC_VERSION,
     Bulk,
@@ -237,3 +238,24 @@ def test_a_fault_of_our_own_in_a_handler_ends_the_server_and_is_handed_over(cont
     assert isinstance(faults[0], InternalError)
     peer.close()
     server.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(90)
+def test_a_peer_that_was_dead_for_long_hinders_neither_its_own_end_nor_others(
+    server: Server, context: zmq.Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rpc, "RECONNECT_MS", 1)
+    gone = Server("gone", LamportClock())
+    gone.start()
+    gone.close()
+    dead = Peer("dead", gone.address, LamportClock(), context)
+    idle = threading.Event()
+    idle.wait(15.0)  # thousands of attempts, and nobody reads what is told about them
+    other = Peer("other", server.address, LamportClock(), context)
+    assert not isinstance(call(other, ECHO, Echo("now", 1), 5.0), NoReply)
+    ended = threading.Thread(target=dead.close, daemon=True)
+    ended.start()
+    ended.join(10.0)
+    assert not ended.is_alive()
+    other.close()

@@ -1,0 +1,167 @@
+"""The plugin's own control socket in the API server: the driver's four calls without vLLM's open control routes.
+
+The middleware `RequestGate` starts it when the server was given
+`--additional-config '{"nemo_dcr": {"control": "DIRECTORY"}}'`; its address is published there as `front-INSTANCE`. vLLM
+then runs without VLLM_SERVER_DEV_MODE, so nobody can pause it, or start an update, through the port that serves
+requests. `SocketEngine` is the driver's side.
+Not handled: keys for this socket. It is plaintext, and therefore listens on loopback only.
+
+Paper: Section 7 (gate); Appendix B (control calls)   Spec: CloseGate, OpenGate
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import zmq
+
+from nemo_dcr.adapters.vllm.engine_api import CALL_S, PAUSE_S
+from nemo_dcr.adapters.vllm.rank import Loan
+from nemo_dcr.adapters.vllm.settings import Settings
+from nemo_dcr.errors import EngineTrouble
+from nemo_dcr.ids import Version
+from nemo_dcr.runtime.addresses import Address, new_incarnation, publish_address
+from nemo_dcr.runtime.methods import Done
+from nemo_dcr.runtime.rpc import Method, NoReply, Peer, Respond, Server, call
+from nemo_dcr.trace import LamportClock
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCall:
+    """One of the driver's calls: `attach`, `pause`, `lend` or `resume`."""
+
+    operation: str
+    version: int = 0
+    info: dict[str, Any] = field(default_factory=dict)
+    """Settings of an attach, or the loan."""
+
+
+ENGINE_CALL = Method("EngineCall", EngineCall, Done)
+
+
+class Gate(Protocol):
+    """The request gate in front of the engine."""
+
+    async def close(self) -> int:
+        """Admit nothing more; returns how many requests still run after the wait for them."""
+        ...
+
+    async def open(self, version: str) -> None:
+        """Admit requests, under this version."""
+        ...
+
+
+class FrontControl:
+    """Carries out the driver's calls on the server's own event loop."""
+
+    def __init__(self, engine: Any, gate: Gate, directory: Path, instance: str) -> None:
+        """`engine` is vLLM's engine client. Call it on the server's event loop."""
+        self._engine = engine
+        self._gate = gate
+        self._loop = asyncio.get_running_loop()
+        self._running: set[asyncio.Task[None]] = set()
+        self._server = Server(f"front-{instance}", LamportClock())
+        self._server.register(ENGINE_CALL, self._take)
+        self._server.start()
+        name = f"front-{instance}"
+        publish_address(directory, Address(name, self._server.address, new_incarnation(directory, name), os.getpid()))
+
+    def close(self) -> None:
+        """Stop answering."""
+        self._server.close()
+
+    def _take(self, asked: EngineCall, respond: Respond) -> None:
+        self._loop.call_soon_threadsafe(self._begin, asked, respond)
+
+    def _begin(self, asked: EngineCall, respond: Respond) -> None:
+        task = self._loop.create_task(self._carry_out(asked, respond))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+
+    async def _carry_out(self, asked: EngineCall, respond: Respond) -> None:
+        operations: dict[str, Callable[[EngineCall], Awaitable[None]]] = {
+            "attach": self._attach,
+            "pause": self._pause,
+            "lend": self._lend,
+            "resume": self._resume,
+        }
+        try:
+            await operations[asked.operation](asked)
+        except Exception as problem:
+            respond(Done(f"{type(problem).__name__}: {problem}"))
+        else:
+            respond(Done())
+
+    async def _attach(self, asked: EngineCall) -> None:
+        from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
+
+        await self._pause(asked)
+        await self._engine.init_weight_transfer_engine(WeightTransferInitRequest(init_info=asked.info))
+
+    async def _pause(self, asked: EngineCall) -> None:
+        running = await self._gate.close()
+        if running:
+            raise EngineTrouble("front", "close the gate", f"{running} requests still run")
+        await self._engine.pause_generation(mode="wait", clear_cache=True)
+        if not await self._engine.reset_prefix_cache(False, True):
+            raise EngineTrouble("front", "reset the prefix cache", "the engine refused")
+        await self._engine.reset_mm_cache()
+        await self._engine.reset_encoder_cache()
+
+    async def _lend(self, asked: EngineCall) -> None:
+        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+
+        try:
+            await self._engine.start_weight_update()
+        except Exception:
+            with contextlib.suppress(Exception):  # it may be open on some ranks only; afterwards it is on none
+                await self._engine.finish_weight_update()
+            await self._engine.start_weight_update()
+        await self._engine.update_weights(WeightTransferUpdateRequest(update_info=asked.info))
+        await self._engine.finish_weight_update()
+
+    async def _resume(self, asked: EngineCall) -> None:
+        await self._engine.update_weight_version(str(asked.version))
+        await self._engine.resume_generation()
+        await self._gate.open(str(asked.version))
+
+
+class SocketEngine:
+    """An engine behind the plugin's control socket; used by one thread."""
+
+    def __init__(self, address: Address) -> None:
+        self._context: zmq.Context[Any] = zmq.Context()
+        self._peer = Peer(address.name, address.address, LamportClock(), self._context)
+
+    def attach(self, settings: Settings) -> None:
+        """As `EngineApi.attach`. Raises: EngineTrouble."""
+        self._call(EngineCall("attach", info=settings.init_info()), PAUSE_S)
+
+    def pause(self) -> None:
+        """As `EngineApi.pause`. Raises: EngineTrouble."""
+        self._call(EngineCall("pause"), PAUSE_S)
+
+    def lend(self, loan: Loan) -> None:
+        """As `EngineApi.lend`. Raises: EngineTrouble."""
+        self._call(EngineCall("lend", info=asdict(loan)), loan.at_most_s + CALL_S)
+
+    def resume(self, version: Version) -> None:
+        """As `EngineApi.resume`. Raises: EngineTrouble."""
+        self._call(EngineCall("resume", version=version), CALL_S)
+
+    def close(self) -> None:
+        """Release the socket."""
+        self._peer.close()
+        self._context.term()
+
+    def _call(self, asked: EngineCall, timeout_s: float) -> None:
+        answer = call(self._peer, ENGINE_CALL, asked, timeout_s)
+        problem = answer.reason if isinstance(answer, NoReply) else answer[0].problem
+        if problem:
+            raise EngineTrouble(self._peer.name, asked.operation, problem)

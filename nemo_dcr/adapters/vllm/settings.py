@@ -1,0 +1,68 @@
+"""What a user tells one engine instance about its part in refits, as plain values.
+
+They come in the `init_info` of vLLM's `/init_weight_transfer_engine` (or `LLM.init_weight_transfer_engine`) and are the
+same on every rank. Nothing here imports vLLM, so that drivers run without it.
+Not handled: other transports than the object store in a shared folder.
+
+Paper: Section 7 (engines)
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from nemo_dcr.errors import InvalidConfig
+from nemo_dcr.ids import InstanceId
+
+BACKEND = "nemo_dcr"
+"""The name of the weight-transfer engine in vLLM's registry."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """One engine instance in one run. Raises: InvalidConfig for a value that cannot work."""
+
+    instance: str
+    """Name of this engine, unique in the run."""
+    directory: str
+    """Run directory: every rank publishes its control address in `addresses` and its trace in `traces`."""
+    store: str
+    """Folder of the payload object store."""
+    run: str
+    """Name of the run in the store."""
+    prove_load: bool = True
+    """Load the start checkpoint once more through a digest, so that the first record needs no payloads."""
+    post_apply_check: bool = False
+    """Read every written tensor back and compare its stored bits."""
+
+    def __post_init__(self) -> None:
+        for field in ("instance", "directory", "store", "run"):
+            value = getattr(self, field)
+            if not isinstance(value, str) or not value:
+                raise InvalidConfig(f"init_info.{field}", f"{value!r} is not a name; give a string")
+        if "/" in self.instance:
+            raise InvalidConfig("init_info.instance", f"{self.instance!r} holds a slash, which divides name and rank")
+        for field in ("directory", "store"):
+            if not Path(getattr(self, field)).is_dir():
+                raise InvalidConfig(f"init_info.{field}", f"{getattr(self, field)} is not a directory on this host")
+
+    @property
+    def name(self) -> InstanceId:
+        """The instance as the protocol names it."""
+        return InstanceId(self.instance)
+
+    @property
+    def addresses(self) -> Path:
+        """Where ranks publish their control addresses."""
+        return Path(self.directory) / "addresses"
+
+    @property
+    def traces(self) -> Path:
+        """Where ranks write their traces."""
+        return Path(self.directory) / "traces"
+
+    def init_info(self) -> dict[str, Any]:
+        """The same as the JSON object that vLLM hands to every rank."""
+        return asdict(self)

@@ -1,0 +1,96 @@
+"""The demo's fleet with real vLLM servers: the same trainer processes, and one `vllm serve` for each instance.
+
+Every server is driven over its HTTP routes on loopback; ranks are reached over their control sockets, as the reference
+engine's are.
+
+Paper: Section 7 (engines)
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+import urllib.request
+
+from nemo_dcr.adapters.vllm.endpoints import EngineEndpoints
+from nemo_dcr.adapters.vllm.engine_api import HttpEngine
+from nemo_dcr.adapters.vllm.settings import Settings
+from nemo_dcr.cli.fleet import CALL_S, Fleet
+from nemo_dcr.cli.job import DemoJob
+from nemo_dcr.cli.processes import Child
+from nemo_dcr.cli.vllm_server import ENVIRONMENT
+from nemo_dcr.errors import EndpointLost
+from nemo_dcr.ids import InstanceId, ReceiverId
+from nemo_dcr.trace import LamportClock
+
+START_S = 900.0
+"""Limit for a server to load the model and answer; seconds on an idle machine, minutes on a busy one."""
+TOKENS = 12
+"""Of a completion."""
+
+
+class VllmFleet(Fleet):
+    """Trainer processes and vLLM servers of one run."""
+
+    def __init__(self, job: DemoJob, clock: LamportClock) -> None:
+        self._engines = EngineEndpoints(clock)
+        self._urls: dict[str, str] = {}
+        super().__init__(job, clock, self._engines)
+
+    def kill(self, instance: InstanceId) -> None:
+        """SIGKILL every process of one server."""
+        self._children[instance].kill()
+
+    def complete(self, prompt: str) -> dict[str, str]:
+        """The greedy completion of each instance."""
+        self._engines.wait_until_in_step(CALL_S)
+        return {instance: self._complete(url, prompt) for instance, url in self._urls.items()}
+
+    def close(self) -> None:
+        """End every child process and release the sockets."""
+        super().close()
+        for instance in self._urls:
+            self._children[instance].kill()  # what a server that was told to stop left behind
+
+    def _complete(self, url: str, prompt: str) -> str:
+        body = {"model": "demo", "prompt": prompt, "max_tokens": TOKENS, "temperature": 0}
+        request = urllib.request.Request(
+            f"{url}/v1/completions", json.dumps(body).encode(), {"content-type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=CALL_S) as response:
+            return str(json.loads(response.read())["choices"][0]["text"])
+
+    def _spawn_instance(self, instance: InstanceId) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = str(free.getsockname()[1])
+        self._urls[instance] = f"http://127.0.0.1:{port}"
+        log = self.job.directory / "logs" / f"{instance}.log"
+        arguments = [port, self.job.model]
+        self._children[instance] = Child(instance, "nemo_dcr.cli.vllm_server", arguments, log, ENVIRONMENT)
+
+    def _join(self, instance: InstanceId) -> list[ReceiverId]:
+        self._wait_until_healthy(instance)
+        settings = Settings(
+            instance=instance,
+            directory=str(self.job.directory),
+            store=str(self.job.store),
+            run=self.job.name,
+            post_apply_check=True,
+        )
+        receivers = self.receivers([instance])
+        found = self._engines.add_engine(HttpEngine(self._urls[instance]), settings, len(receivers), START_S)
+        self._addresses.update(zip(receivers, found, strict=True))
+        return receivers
+
+    def _wait_until_healthy(self, instance: InstanceId) -> None:
+        deadline = time.monotonic() + START_S
+        while time.monotonic() < deadline:
+            self._children[instance].require_alive()
+            try:
+                with urllib.request.urlopen(f"{self._urls[instance]}/health", timeout=5):
+                    return
+            except OSError:
+                time.sleep(0.2)
+        raise EndpointLost(instance, f"the server did not answer within {START_S:g} s")
