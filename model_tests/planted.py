@@ -1,0 +1,152 @@
+"""Six faults planted in the implementation, each of which the state machine has to find by itself.
+
+Faults and seeds were written down before the machine met the first of them, and neither was changed afterwards: what is
+not found is a weakness of the machine. There is one fault for each of: codec, mask of the first copy, deduplication,
+fence on the late path, commit, restore. `python -m model_tests.planted NAME EXAMPLES` plants one and hunts it.
+Not handled: weakened guards of the protocol, one by one (mutants).
+
+Paper: Section 6.1 (active masks), 6.3 (fence, commit, restore); Appendix D (locations)
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+from unittest import mock
+
+import numpy as np
+from hypothesis import Phase, settings
+
+from model_tests.engines import tables
+from model_tests.follower import Rejected
+from model_tests.machine import RULES, Machine, run_machine
+from model_tests.pair import Differs, PropertyFalls, Unsettled
+from nemo_dcr import control_rules
+from nemo_dcr.codec import payload
+from nemo_dcr.errors import InternalError, NemoDcrError
+from nemo_dcr.protocol import endpoint_guards
+from nemo_dcr.protocol.endpoint_state import EndpointState
+from nemo_dcr.receiver.place import DenseScratchPlacer, Pass, _source_words
+from nemo_dcr.record import CommitRequest, Facts
+from nemo_dcr.source.direct import AffineUnit, Emission
+from tests.unit.protocol.invariants import InvariantBroken
+
+Patch = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Planted:
+    """One fault."""
+
+    what: str
+    seed: int
+    patch: Patch
+    """Plants it, as a context."""
+
+
+def _codec() -> Any:
+    sound = payload.decode_locations
+
+    def decode(*args: Any) -> Any:
+        indices = sound(*args)
+        if indices is not None and len(indices) >= 3:
+            indices = np.array(indices)
+            indices[-1] = indices[-2] + 1
+        return indices
+
+    return mock.patch.object(payload, "decode_locations", decode)
+
+
+def _mask() -> Any:
+    sound = DenseScratchPlacer._mask
+
+    def mask(self: Any, name: str, step: Any, number: int, source: Any) -> Any:
+        if step.repeats and self._pass is Pass.PLACEHOLDER:
+            return _source_words(source) != self._placeholder
+        return sound(self, name, step, number, source)
+
+    return mock.patch.object(DenseScratchPlacer, "_mask", mask)
+
+
+def _deduplication() -> Any:
+    return mock.patch.object(endpoint_guards, "not_duplicate", return_value=True)
+
+
+def _late_fence() -> Any:
+    def is_newer(state: EndpointState, attempt: int) -> bool:
+        installing = state.install.attempt if state.install else state.attempt
+        return attempt > max(state.attempt, installing)
+
+    return mock.patch.object(endpoint_guards, "is_newer", is_newer)
+
+
+def _commit() -> Any:
+    sound = control_rules.why_not_commit
+
+    def why_not(facts: Facts, request: CommitRequest, now: float) -> Any:
+        return sound(replace(facts, epoch=request.epoch), request, now)
+
+    return mock.patch.object(control_rules, "why_not_commit", why_not)
+
+
+def _restore() -> Any:
+    def committed(self: AffineUnit, trackers: Any) -> Emission:
+        for task in self.tasks:
+            trackers.words(task.key)
+        return Emission(self._everything([task.words() for task in self.tasks]), 0, 0)
+
+    return mock.patch.object(AffineUnit, "committed", committed)
+
+
+PLANTED = {
+    "codec": Planted("the last of three or more gap-coded locations is decoded as the next neighbour", 5101, _codec),
+    "mask": Planted("a copy that repeats a target makes its own mask instead of keeping the first one's", 5202, _mask),
+    "deduplication": Planted("a payload that was accepted before is accepted again", 5303, _deduplication),
+    "late fence": Planted("a prepare that comes after the stop of its attempt is installed", 5404, _late_fence),
+    "commit": Planted("the control plane takes the commit of a coordinator that was replaced", 5505, _commit),
+    "restore": Planted("a restore sends the resident weights instead of the baseline", 5606, _restore),
+}
+
+
+SEEN = (Rejected, Differs, PropertyFalls, InvariantBroken, Unsettled)
+"""How the machine says that something is wrong; anything else that is raised is no find."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the machine said of a fault."""
+
+    fault: str
+    by: str
+    """Type of the exception, or nothing when the fault was not found."""
+    detail: str
+    examples: int
+
+
+def hunt(name: str, examples: int) -> Found:
+    """Plant a fault and let the machine look for it, as long as CI lets it."""
+    planted = PLANTED[name]
+
+    class Planter(Machine):
+        pass
+
+    chosen = settings(
+        settings.get_profile("ci"), max_examples=examples, phases=[Phase.generate], stateful_step_count=RULES
+    )
+    tables()  # the loaders are sound
+    before = Machine.totals["examples"]
+    try:
+        with planted.patch():
+            run_machine(Planter, chosen, with_seed=planted.seed)
+    except (*SEEN, NemoDcrError, InternalError) as problem:
+        return Found(name, type(problem).__name__, str(problem)[:300], Machine.totals["examples"] - before)
+    return Found(name, "", "", Machine.totals["examples"] - before)
+
+
+if __name__ == "__main__":
+    found = hunt(sys.argv[1], int(sys.argv[2]))
+    print(json.dumps(found.__dict__))
+    sys.exit(0 if found.by else 1)
