@@ -293,13 +293,15 @@ def _lose_baseline(state: OwnerState, detail: str) -> OwnerStep:
     if state.tracker.kind is not TrackerKind.LOST or state.filling is not None:
         state = replace(state, tracker=TrackerTag(TrackerKind.LOST), filling=None, baseline_digest=b"")
         lost = (_emit(state, Action.LOSE_BASELINE, reason=detail), PushOwnerReport(report(state)))
-    if state.status is not StreamStatus.STREAMING:
+    if state.status is not StreamStatus.STREAMING or state.failure:
         return state, lost
     state, effects = _fail(state, f"the baseline is lost: {detail}")
     return state, (*lost[:1], *effects)
 
 
 def _fail(state: OwnerState, reason: str) -> OwnerStep:
+    if state.failure:  # a stream fails once
+        return state, ()
     state = replace(state, failure=reason)
     failed = _emit(state, Action.FAIL_OWNER, reason=reason)
     state, effects = _stop_stream(state)

@@ -404,3 +404,12 @@ def test_stream_failure_counts_only_while_it_runs():
     node.streaming()
     node.feed(os_.StreamFailed(AttemptId(1), "the store is full"))
     assert (node.state.failure, node.actions()) == ("the store is full", [Action.FAIL_OWNER])
+
+
+def test_a_stream_fails_once_whatever_follows():
+    node = Node().streaming()
+    node.feed(os_.StreamFailed(AttemptId(1), "no space"))
+    node.feed(os_.BaselineLost("bad memory"))
+    node.feed(os_.StreamFailed(AttemptId(1), "again"))
+    assert node.actions().count(Action.FAIL_OWNER) == 1
+    assert node.state.failure == "no space"
