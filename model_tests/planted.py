@@ -1,8 +1,9 @@
 """Six faults planted in the implementation, each of which the state machine has to find by itself.
 
 Faults and seeds were written down before the machine met the first of them, and neither was changed afterwards: what is
-not found is a weakness of the machine. There is one fault for each of: codec, mask of the first copy, deduplication,
-fence on the late path, commit, restore. `python -m model_tests.planted NAME EXAMPLES` plants one and hunts it.
+not found is a weakness of the machine. One patch was completed: taking the first of the two fences out planted nothing.
+There is one fault for each of: codec, mask of the first copy, deduplication, fence on the late path, commit, restore.
+`python -m model_tests.planted NAME EXAMPLES` plants one and hunts it.
 Not handled: weakened guards of the protocol, one by one (mutants).
 
 Paper: Section 6.1 (active masks), 6.3 (fence, commit, restore); Appendix D (locations)
@@ -12,7 +13,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
@@ -27,7 +29,8 @@ from model_tests.pair import Differs, PropertyFalls, Unsettled
 from nemo_dcr import control_rules
 from nemo_dcr.codec import payload
 from nemo_dcr.errors import InternalError, NemoDcrError
-from nemo_dcr.protocol import endpoint_guards
+from nemo_dcr.ids import NO_ATTEMPT
+from nemo_dcr.protocol import endpoint_fence, endpoint_guards
 from nemo_dcr.protocol.endpoint_state import EndpointState
 from nemo_dcr.receiver.place import DenseScratchPlacer, Pass, _source_words
 from nemo_dcr.record import CommitRequest, Facts
@@ -75,12 +78,21 @@ def _deduplication() -> Any:
     return mock.patch.object(endpoint_guards, "not_duplicate", return_value=True)
 
 
-def _late_fence() -> Any:
+@contextmanager
+def _late_fence() -> Iterator[None]:
+    sound = endpoint_fence._install_or_refuse
+
     def is_newer(state: EndpointState, attempt: int) -> bool:
         installing = state.install.attempt if state.install else state.attempt
         return attempt > max(state.attempt, installing)
 
-    return mock.patch.object(endpoint_guards, "is_newer", is_newer)
+    def install(state: EndpointState, call: Any) -> Any:
+        after, refusal, effects = sound(replace(state, fenced=NO_ATTEMPT), call)
+        return replace(after, fenced=state.fenced), refusal, effects
+
+    first = mock.patch.object(endpoint_guards, "is_newer", is_newer)
+    with first, mock.patch.object(endpoint_fence, "_install_or_refuse", install):
+        yield
 
 
 def _commit() -> Any:

@@ -279,7 +279,7 @@ def camel(claim: Any) -> str:
 FINER_HERE = {
     "AllManifests", "BecomesClean", "CommitMatches", "CopySource", "EverybodyThawed", "Expires", "HasAnswered",
     "IsBound", "KeepsPending", "LosesBaseline", "LowersTag", "MayCommit", "MayFreeze", "MovesForward", "NotStopped",
-    "OpenIsCurrent", "OpenIsDue", "OwnerHasAnswered", "PrepareNotDead", "ReadsAfterEpoch", "ReadsUnderItsEpoch",
+    "OpenIsCurrent", "OpenIsDue", "OwnerHasAnswered", "PrepareNotDead", "ReadsAfterEpoch",
     "RecordIsCommitted", "SentAsXor", "StreamsUndisturbed", "TakesWholeInstances", "TransitionEnded",
 }  # fmt: skip
 """Conditions that DeltaRefit has inside an action or another guard, or where it has one process for several."""

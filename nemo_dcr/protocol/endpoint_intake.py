@@ -48,10 +48,10 @@ def accept(state: EndpointState, event: PayloadStaged) -> Step:
     if state.acked:
         return state, (emit(state, Action.IGNORE_STALE, reason="payload", **payload_args(key)),)
     seen = {**state.seen, key.owner: {**numbers, key.payload: event.digest}}
-    state = replace(state, seen=seen, pending=state.pending | {key})
-    if not guards.manifest_agrees(state, key.owner):
+    taken = replace(state, seen=seen, pending=state.pending | {key})
+    if not guards.manifest_agrees(taken, key.owner):
         return fail(state, f"the payloads of owner {key.owner} are not those of its manifest")
-    return _staged(state, (Stage(key), emit(state, Action.ACCEPT, **payload_args(key))))
+    return _staged(taken, (Stage(key), emit(taken, Action.ACCEPT, **payload_args(key))))
 
 
 def see_manifest(state: EndpointState, event: ManifestSeen) -> Step:
@@ -63,10 +63,10 @@ def see_manifest(state: EndpointState, event: ManifestSeen) -> Step:
         if known != entry:
             return fail(state, f"owner {event.owner} sent two different manifests")
         return state, ()
-    state = replace(state, manifests={**state.manifests, event.owner: entry})
-    if not guards.manifest_agrees(state, event.owner):
+    learnt = replace(state, manifests={**state.manifests, event.owner: entry})
+    if not guards.manifest_agrees(learnt, event.owner):
         return fail(state, f"the payloads of owner {event.owner} are not those of its manifest")
-    return _staged(state, (emit(state, Action.SEE_MANIFEST, owner=event.owner, count=event.count),))
+    return _staged(learnt, (emit(learnt, Action.SEE_MANIFEST, owner=event.owner, count=event.count),))
 
 
 def request_apply(state: EndpointState, attempt: AttemptId, keys: tuple[PayloadKey, ...]) -> Step:
