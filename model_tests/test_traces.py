@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,10 @@ import pytest
 from tlc_java import find_tools
 from tlc_trace import follow
 
-from model_tests import model
+from model_tests import model, proved_lines
 from model_tests.conftest import Tally
-from model_tests.trace_export import Validated, validate
-from model_tests.trace_files import TraceIncomplete, read_directory
+from model_tests.trace_export import Changes, Validated, validate
+from model_tests.trace_files import Line, TraceIncomplete, read_directory
 from model_tests.trace_logs import HARMLESS, log_of
 from model_tests.trace_runs import Run, local, processes, rejected_payload, simulated, steady
 
@@ -32,11 +32,17 @@ WALKS, LOCALS, LOGS = 60, 8, 4
 SPEC = Path(__file__).parents[1] / "spec"
 
 
+def accepted_by_both(lines: Sequence[Line], changes: Changes | None = None, *, every: bool = True) -> Validated:
+    """What the model made of a run that the proved model takes as well."""
+    proved_lines.validate(lines, changes)
+    return validate(lines, changes, every=every)
+
+
 @pytest.fixture(scope="module")
 def walked() -> list[Validated]:
     """Random walks of a simulated cluster with faults; every property after every line of the first ones."""
     runs = [simulated(seed) for seed in range(WALKS)]
-    return [validate(run.lines, run.changes, every=number < 10) for number, run in enumerate(runs)]
+    return [accepted_by_both(run.lines, run.changes, every=number < 10) for number, run in enumerate(runs)]
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +54,7 @@ def still() -> Run:
 @pytest.fixture(scope="module")
 def quiet(still: Run) -> Validated:
     """The same, accepted."""
-    return validate(still.lines, still.changes)
+    return accepted_by_both(still.lines, still.changes)
 
 
 def test_walks_with_faults_are_behaviours_of_the_specification(walked: list[Validated], tally: Tally) -> None:
@@ -69,13 +75,13 @@ def test_runs_without_faults_need_no_divergence(quiet: Validated) -> None:
 def test_runs_of_real_nodes_with_tensors_and_loaders_are_behaviours(seed: int, tally: Tally) -> None:
     run = local(seed)
     # The shortest: an owner dies before the first record, and nobody can be restored any more.
-    assert len(validate(run.lines).lines) > 60
+    assert len(accepted_by_both(run.lines).lines) > 60
     tally.add("traces")
 
 
 def test_a_run_of_processes_with_a_kill_is_a_behaviour(tmp_path: Path, tally: Tally) -> None:
     traces = processes(tmp_path)
-    accepted = validate(read_directory(traces))
+    accepted = accepted_by_both(read_directory(traces))
     assert {"FailAttempt", "StartReceiver", "StartRestore"} <= accepted.actions
     (traces / "killed.ndjson").unlink()
     with pytest.raises(TraceIncomplete, match="there is no end, and nobody killed e"):
@@ -85,7 +91,7 @@ def test_a_run_of_processes_with_a_kill_is_a_behaviour(tmp_path: Path, tally: Ta
 
 def test_accepted_traces_show_every_action(walked: list[Validated], quiet: Validated) -> None:
     rejected = rejected_payload()
-    failing = validate(rejected.lines, rejected.changes)
+    failing = accepted_by_both(rejected.lines, rejected.changes)
     assert set(model.ACTIONS) == failing.actions.union(quiet.actions, *(run.actions for run in walked))
 
 

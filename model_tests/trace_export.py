@@ -160,7 +160,9 @@ def _claims(state: State) -> object:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Validate or export directories; 1 when one is rejected."""
+    """Validate or export directories; 1 when one is rejected, by the model or by the proved model."""
+    from model_tests import proved_lines  # it reads lines as this module does
+
     if len(arguments) == 3 and arguments[0] == "export":
         log = log_of(validate(read_directory(Path(arguments[1])), every=False))
         Path(arguments[2]).write_text(json.dumps(log), encoding="utf-8")
@@ -171,7 +173,9 @@ def main(arguments: Sequence[str]) -> int:
     status = 0
     for name in arguments[1:]:
         try:
-            found = validate(read_directory(Path(name)), every=False)
+            lines = read_directory(Path(name))
+            found = validate(lines, every=False)
+            proved_lines.validate(lines)
         except (LineRejected, TraceIncomplete) as problem:
             sys.stdout.write(f"{name}: {problem}\n")
             status = 1
