@@ -32,7 +32,7 @@ def owner_line(f: Follower, node: str, o: str, e: Emit, incarnation: int | None)
             items = tuple(f.names.item(node, each) for each in tensors if not f.names.is_left_out(node, each))
             key = (o, t, int(str(e.args["payload"])))
             f.same("payload", sum(1 for owner, attempt, _ in f.payloads if (owner, attempt) == (o, t)), key[2])
-            masks = range(len(tensors) + 1) if f.here.mode_of(t) == "xor" else (0,)
+            masks = range(len(tensors) + 1) if f.here.encoding(f.here.mode_of(t)) == "xor" else (0,)
             if e.args["xor"] not in masks:  # which of them are masks: DV18
                 raise Mismatch(f"{e.args['xor']} of {len(tensors)} items are XOR masks in mode {f.here.mode_of(t)}")
             f.payloads[key] = items
