@@ -94,10 +94,11 @@ class FileTracer:
             self._watch(event)
 
     def close(self) -> None:
-        """Write the end and close the file; nothing may be emitted any more."""
+        """Write the end and close the file; nothing may be emitted any more. Idempotent."""
         with self._lock:
-            self._file.write(_end(self._node, self._incarnation, self._seq))
-            self._file.close()
+            if not self._file.closed:
+                self._file.write(_end(self._node, self._incarnation, self._seq))
+                self._file.close()
 
 
 def _end(node: str, incarnation: Incarnation, count: int) -> bytes:

@@ -125,6 +125,15 @@ def test_a_closed_trace_ends_with_the_count_of_its_events(tmp_path: Path) -> Non
         read_trace(path)
 
 
+def test_a_trace_is_closed_once_however_often_it_is_asked(tmp_path: Path) -> None:
+    tracer = tracer_of(tmp_path / "t.ndjson")
+    tracer.emit(Emit(Action.APPLY_ITEM))
+    tracer.close()
+    tracer.close()
+    log = read_log(tmp_path / "t.ndjson")
+    assert (len(log.events), log.ended) == (1, True)
+
+
 def test_who_was_killed_is_told_next_to_the_traces(tmp_path: Path) -> None:
     assert read_killed(tmp_path) == frozenset()
     declare_killed(tmp_path, "e0/0", Incarnation(3))
