@@ -21,6 +21,8 @@ RATES = {"some": 0.3, "all": 1.0}
 def draw_candidate(source: LocalSource, name: CandidateId, base: CandidateId, seed: int) -> None:
     """Make up the weights of a candidate; the seed chooses the kind of change and where it is."""
     kind = KINDS[seed % len(KINDS)]
+    if kind == "scale" and not source.scaled:
+        kind = "some"
     source.rng = np.random.default_rng([seed, len(source.weights)])
     source.draw(name, base, RATES.get(kind, 0.0))
     new, old = source.weights[name], source.weights[base]

@@ -34,8 +34,10 @@ from nemo_dcr.testing.toy_loader import Rule, ToyModel
 RANKS = (1, 2)
 TABLES = 20
 """Tables to draw from."""
-DRAWN = 300
+DRAWN = 400
 """Tables that they are chosen from."""
+SEVERAL = 4
+"""Elements with which a tensor can change in part, in places that its rule moves."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,7 +153,7 @@ def _drawn() -> list[ToyTable]:
 
 
 def _covering(drawn: Sequence[ToyTable]) -> list[ToyTable]:
-    """The same tables in another order: so that each rule of the library comes soon and again, and each dtype soon."""
+    """The same tables in another order: each rule of the library comes soon, over several elements, and each dtype."""
     order: list[ToyTable] = []
     for often, kinds in ((1, _rules), (1, _dtypes), (2, _rules)):
         seen = Counter(kind for table in order for kind in kinds(table))
@@ -164,7 +166,7 @@ def _covering(drawn: Sequence[ToyTable]) -> list[ToyTable]:
 
 def _rules(table: ToyTable) -> set[str]:
     tensors, rules = table
-    return {type(rules[meta.name]).__name__ for meta in tensors if meta.numel}
+    return {type(rules[meta.name]).__name__ for meta in tensors if meta.numel >= SEVERAL}
 
 
 def _dtypes(table: ToyTable) -> set[str]:

@@ -29,20 +29,20 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from model_tests.engines import TABLES, tables
+from model_tests.draws import SEEDS, draws
+from model_tests.engines import tables
 from model_tests.nodes import Draw
 from model_tests.pair import CALM_STEPS, Pair
-from nemo_dcr.config import GateMode
 from nemo_dcr.ids import OwnerId, ReceiverId, instance_of
 from nemo_dcr.protocol.transition_state import Phase
 from nemo_dcr.trace import Action
 
-SEEDS = st.integers(0, 1 << 16)
-"""Chooses among what is possible at that moment."""
-FAULTS = (4, 8, 2, 6, 0)
+FAULTS = (4, 8, 6, 12)
 """So many faults that cost an attempt may happen in one run."""
 HOW = ("deadline", "abort", "receiver", "owner")
 TRAININGS = 3
+RECENT = 8
+"""Of the calls that were held back, so many may still arrive."""
 RULES = 25
 """Rules in a run of CI."""
 OPENINGS = ("transition", "serving", "transition", "cold")
@@ -58,23 +58,6 @@ def snake_case(name: str) -> str:
     return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
 
 
-@st.composite
-def draws(draw: st.DrawFn) -> Draw:
-    """What the two sides are made of."""
-    owners = draw(st.integers(1, 2))
-    return Draw(
-        table=draw(st.integers(0, TABLES - 1)),
-        seed=draw(SEEDS),
-        instances=draw(st.integers(1, 3)),
-        ranks=draw(st.integers(1, 2)),
-        owners=owners,
-        gate=draw(st.sampled_from((GateMode.SYNC, GateMode.ASYNC))),
-        residual=owners == 1 and draw(st.booleans()),
-        chunk=draw(st.sampled_from((64, 1, 16, 512))),
-        loaded=draw(st.booleans()),
-    )
-
-
 class Machine(RuleBasedStateMachine):
     """Rules over one pair. Subclasses choose the properties, or the tables."""
 
@@ -88,6 +71,7 @@ class Machine(RuleBasedStateMachine):
         self.pair: Pair | None = None
         self.broken = False
         self.faults = self.trainings = 0
+        self.delayed: list[Any] = []
 
     @property
     def w(self) -> Any:
@@ -128,6 +112,9 @@ class Machine(RuleBasedStateMachine):
             return
         try:
             if not self.broken:
+                for message in self.delayed[-RECENT:]:
+                    self.pair.run(2, self.rng)
+                    self.pair.act(lambda message=message: self.w._do_call(message, keep=True))
                 self.pair.settle(self.rng)
         finally:
             self.totals["examples"] += 1
@@ -207,10 +194,16 @@ class Machine(RuleBasedStateMachine):
 
     @rule(seed=SEEDS)
     def ignore_stale(self, seed: int) -> None:
-        """A call arrives that was sent at any time before."""
-        message = self.choose(seed, self.w.sent)
+        """A call arrives late or again: one that was held back, or any of those that were sent before."""
+        message = self.choose(seed // 2, self.delayed[-RECENT:] if seed % 2 else self.w.sent)
         if message is not None:
             self.happen(lambda: self.w._do_call(message, keep=True))
+
+    @rule()
+    def delay(self) -> None:
+        """All calls that are on their way are held back; coordinators call again."""
+        self.delayed += self.w.net
+        self.w.net.clear()
 
     @rule(seed=SEEDS, to=SEEDS)
     def ignore_duplicate(self, seed: int, to: int) -> None:
@@ -336,9 +329,9 @@ class Machine(RuleBasedStateMachine):
     @rule(seed=SEEDS)
     def leave(self, seed: int) -> None:
         """An instance dies and stays away."""
-        there = [name for name, r in self.w.receivers.items() if r.up]
-        if len({instance_of(name) for name in there}) > 1:
-            self.fault(lambda: self.w.kill_instance(instance_of(self.choose(seed, there))))
+        name = self.choose(seed, (name for name, r in self.w.receivers.items() if r.up))
+        if name is not None:
+            self.fault(lambda: self.w.kill_instance(instance_of(name)))
 
     @precondition(may_lose)
     @rule(seed=SEEDS)
@@ -358,7 +351,8 @@ class Machine(RuleBasedStateMachine):
         drawn = {"acquire_epoch": {"c": self.choose(seed, idle or range(2))}}
         drawn["fail_receiver"] = {"seed": seed, "damage": seed}
         drawn["fail_attempt"] = {"seed": seed, "how": HOW[seed % len(HOW)]}
-        if self.may_lose() if name in ("start_owner", "lose_baseline") else self.may_fault():
+        drawn["delay"] = {}
+        if name == "delay" or (self.may_lose() if name in ("start_owner", "lose_baseline") else self.may_fault()):
             getattr(self, name)(**drawn.get(name, {"seed": seed}))
 
     @precondition(may_fault)
@@ -370,8 +364,8 @@ class Machine(RuleBasedStateMachine):
             pair.do(("control", c))
 
 
-STRIKES = ("start_receiver", "leave", "start_owner", "lose_baseline", "acquire_epoch", "lose_control_reply")
-STRIKES += ("fail_receiver", "fail_attempt")
+STRIKES = ("start_receiver", "start_receiver", "leave", "start_owner", "lose_baseline", "acquire_epoch")
+STRIKES += ("lose_control_reply", "fail_receiver", "fail_attempt", "delay")
 """Rules by which a fault strikes where an action was just taken."""
 STRIKE = st.sampled_from(("",) * len(STRIKES) + STRIKES)
 

@@ -20,7 +20,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-from hypothesis import Phase, settings
+from hypothesis import Phase
 
 from model_tests.engines import tables
 from model_tests.follower import Rejected
@@ -35,6 +35,7 @@ from nemo_dcr.protocol.endpoint_state import EndpointState
 from nemo_dcr.receiver.place import DenseScratchPlacer, Pass, _source_words
 from nemo_dcr.record import CommitRequest, Facts
 from nemo_dcr.source.direct import AffineUnit, Emission
+from tests.conftest import settings
 from tests.unit.protocol.invariants import InvariantBroken
 
 Patch = Callable[[], Any]

@@ -94,6 +94,8 @@ def walk() -> Machine:
     m.finish_request(seed=0)
     m.apply_item(seed=0, group=False)
     m.apply_item(seed=0, group=True)
+    m.delay()
+    m.ignore_stale(seed=1)
     m.lose_message(seed=0, reply=False)
     m.lose_message(seed=0, reply=True)
     calm(m)

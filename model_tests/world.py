@@ -157,8 +157,9 @@ class World(Cluster):
     # ----------------------------------------------------------------------------------------------------- steps
 
     def progress(self) -> list[tuple[Any, ...]]:
-        """As of the cluster; an owner has one worker, which streams after it copied."""
-        return [step for step in super().progress() if step[0] != "emit" or self.owners[step[1]].copying is None]
+        """As of the cluster, in an order that is the same in each process. An owner streams after it copied."""
+        steps = [step for step in super().progress() if step[0] != "emit" or self.owners[step[1]].copying is None]
+        return sorted(steps, key=repr)
 
     def _do_call(self, message: tuple[int, Any], *, keep: bool = False) -> None:
         """A call arrives as the bytes that a socket carries."""
