@@ -36,6 +36,7 @@ RECONNECT_MS = 100
 """How often a broken connection is tried again, which tells that it is broken."""
 MAX_FRAME_BYTES = 4 << 30
 """A larger frame closes the connection."""
+_MONITORS = itertools.count()
 
 
 class _Header(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
@@ -94,7 +95,7 @@ class Server:
     ) -> None:
         """Bind `address`; `on_fault` is told when a handler's fault of our own ended the thread.
 
-        Raises: InvalidConfig for an address that is not loopback.
+        Raises: InvalidConfig for an address that is not loopback, or that is taken.
         """
         _require_loopback(address)
         self.name = name
@@ -105,7 +106,12 @@ class Server:
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 500)
         self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
-        self._socket.bind(address)
+        try:
+            self._socket.bind(address)
+        except zmq.ZMQError as problem:
+            self._socket.close()
+            self._context.term()
+            raise InvalidConfig("rpc.address", f"cannot bind {address!r}: {problem}") from problem
         self.address: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self._answers: deque[list[bytes]] = deque()
         self._wake_read, self._wake_write = socket.socketpair()
@@ -201,26 +207,35 @@ class Peer:
     """A connection to one server; used by one thread."""
 
     def __init__(self, name: str, address: str, clock: LamportClock, context: zmq.Context[Any]) -> None:
-        """Connect to `address`; raises InvalidConfig for an address that is not loopback."""
+        """Connect to `address`; raises InvalidConfig for an address that is not loopback or not an address."""
         _require_loopback(address)
         self.name = name
         self.address = address
         self._clock = clock
         self._calls = itertools.count(1)
         self._waiting: int | None = None
+        self.disconnected = False
         self.socket = context.socket(zmq.DEALER)
+        self._monitor = context.socket(zmq.PAIR)
+        try:
+            self._connect()
+        except zmq.ZMQError as problem:
+            self.close()  # an open socket would keep the end of the context waiting for ever
+            raise InvalidConfig("rpc.address", f"cannot connect to {address!r}: {problem}") from problem
+
+    def _connect(self) -> None:
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.setsockopt(zmq.SNDTIMEO, 1000)
         self.socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
         # A dead peer makes events for ever. Where nobody reads them a full queue would stop the context's I/O thread,
         # and with it every peer of the context and `close`; so the queue has no limit.
-        self._monitor = context.socket(zmq.PAIR)
         self._monitor.setsockopt(zmq.RCVHWM, 0)
-        watched = f"inproc://monitor-{id(self)}"
+        # A name that no peer of this process had before: a closed peer's name stays bound until ZeroMQ's own thread
+        # has let go of it, so an address in memory, which the next peer may get again, is not one.
+        watched = f"inproc://monitor-{next(_MONITORS)}"
         self.socket.monitor(watched, zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED)
         self._monitor.connect(watched)
-        self.disconnected = False
-        self.socket.connect(address)
+        self.socket.connect(self.address)
 
     def send(self, method: Method, argument: Any) -> None:
         """Send one call; its reply is taken by `receive`. An earlier call that is still open is abandoned."""

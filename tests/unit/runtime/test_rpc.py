@@ -160,6 +160,32 @@ def test_plaintext_is_served_on_loopback_only(context: zmq.Context) -> None:
         Peer("node", "tcp://192.0.2.1:1", LamportClock(), context)
 
 
+def test_a_server_names_an_address_that_is_taken(server: Server) -> None:
+    with pytest.raises(InvalidConfig, match="cannot bind"):
+        Server("node", LamportClock(), server.address)
+
+
+@pytest.mark.timeout(60)
+def test_peers_of_one_context_may_come_and_go_as_fast_as_they_like(server: Server, context: zmq.Context) -> None:
+    for count in range(1000):  # each is built in the memory that the one before it has just left
+        Peer("node", server.address, LamportClock(), context).close()
+        if count % 100 == 99:
+            time.sleep(0.1)  # a context has a thousand sockets, and its own thread gives closed ones back
+    last = Peer("node", server.address, LamportClock(), context)
+    assert not isinstance(call(last, ECHO, Echo("now", 1), 5.0), NoReply)
+    last.close()
+
+
+def test_a_peer_that_cannot_be_built_leaves_nothing_that_keeps_the_context_open() -> None:
+    own = zmq.Context()
+    with pytest.raises(InvalidConfig, match="cannot connect"):
+        Peer("node", "tcp://127.0.0.1:none", LamportClock(), own)
+    ended = threading.Thread(target=own.term, daemon=True)
+    ended.start()
+    ended.join(10.0)
+    assert not ended.is_alive()
+
+
 @pytest.mark.parametrize("fatal", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_killed_peer_shows_at_once_and_a_stopped_one_after_the_limit(fatal: int, context: zmq.Context) -> None:
     child = subprocess.Popen([sys.executable, "-c", SERVER_SCRIPT], stdout=subprocess.PIPE, text=True)
@@ -214,6 +240,9 @@ def test_an_answer_may_come_later_from_another_thread_while_the_server_goes_on(c
     waiting.send(method, Echo("x", 1))
     assert call(other, ECHO, Echo("now", 1), 5.0) == (Echoed("now"), Bulk(()))
     assert waiting.receive(method) is None
+    deadline = time.monotonic() + 5
+    while not later and time.monotonic() < deadline:
+        time.sleep(0.01)  # the two connections have no order between them
     threading.Thread(target=lambda: later[0](Echoed("done"))).start()
     deadline = time.monotonic() + 5
     answer = None
