@@ -103,11 +103,13 @@ def attach(cluster: Cluster, watch: Callable[[str, Emit], None] | None = None) -
     lines = ClusterLines(cluster, follower, watch)
     lines.follow()
     for name in ("_note", "_do_control", "_do_late_control"):
-        setattr(cluster, name, _then(getattr(cluster, name), lines.follow))
+        setattr(cluster, name, then(getattr(cluster, name), lines.follow))
     return follower
 
 
-def _then(act: Callable[..., Any], after: Callable[[], object]) -> Callable[..., Any]:
+def then(act: Callable[..., Any], after: Callable[[], object]) -> Callable[..., Any]:
+    """`act`, and after it each time `after`."""
+
     def both(*args: Any, **kwargs: Any) -> Any:
         result = act(*args, **kwargs)
         after()

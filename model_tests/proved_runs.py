@@ -8,17 +8,17 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from model_tests.adversary import Adversary, start, walk
-from model_tests.cluster_lines import changes
 from model_tests.mutants import ASYNC, Mutant
 from model_tests.patching import patched
 from model_tests.proved_lines import validate
 from model_tests.recorded import record_local, record_simulated
-from model_tests.trace_export import Changes, LineRejected
+from model_tests.trace_export import LineRejected
 from model_tests.trace_files import Line
+from model_tests.trace_runs import Run, changes_of
 from nemo_dcr.canonical import TensorMeta
 from nemo_dcr.config import GateMode
 from nemo_dcr.ids import AttemptId
@@ -29,25 +29,13 @@ from tests.e2e.chaos import COORDINATOR_POINTS, OWNER_POINTS, RECEIVER_POINTS, V
 from tests.unit.protocol.cluster import Cluster
 
 
-@dataclass(frozen=True)
-class Run:
-    """A trace, and what its candidates changed; `None` when only the trace knows."""
-
-    lines: tuple[Line, ...]
-    changes: Changes | None = None
-
-    def rejected(self) -> LineRejected | None:
-        """Where the proved model rejects it."""
-        try:
-            validate(self.lines, self.changes)
-        except LineRejected as found:
-            return found
-        return None
-
-
-def _told(cluster: Cluster) -> Changes:
-    items = {item: f"owner {o}/{item}" for o, names in cluster.items.items() for item in names}
-    return lambda new, old: frozenset(items[item] for item in changes(cluster, new, old))
+def rejected(run: Run) -> LineRejected | None:
+    """Where the proved model rejects a run."""
+    try:
+        validate(run.lines, run.changes)
+    except LineRejected as found:
+        return found
+    return None
 
 
 def calm(cluster: Cluster | None = None, *, trainings: int = 2) -> Run:
@@ -59,7 +47,7 @@ def calm(cluster: Cluster | None = None, *, trainings: int = 2) -> Run:
     for seed in range(trainings):
         c.train(5 + seed)
         c.run()
-    return Run(tuple(lines), _told(c))
+    return Run("calm", lines, changes_of(c))
 
 
 def drawn(seed: int) -> Run:
@@ -67,7 +55,7 @@ def drawn(seed: int) -> Run:
     rng, kept = random.Random(seed), list[list[Line]]()
     c = start(rng, on_start=lambda cluster: kept.append(record_simulated(cluster)))
     walk(c, rng, ())
-    return Run(tuple(kept[0]), _told(c))
+    return Run(f"drawn {seed}", kept[0], changes_of(c))
 
 
 def real(seed: int) -> Run:
@@ -94,7 +82,7 @@ def real(seed: int) -> Run:
         cluster.run(lambda: cluster.idle, each=chaos.each_round)
     chaos.calm_down()
     cluster.run(lambda: cluster.serving_all)
-    return Run(tuple(lines))
+    return Run(f"real {seed}", lines)
 
 
 def weakened(mutant: Mutant, walks: int = 8) -> Iterator[Run]:
@@ -106,13 +94,13 @@ def weakened(mutant: Mutant, walks: int = 8) -> Iterator[Run]:
         c.run()
         with patched(*mutant.patches), suppress(AssertionError):  # it stumbles; what it did until then is told
             mutant.schedule(c, ())
-        yield Run(tuple(lines), _told(c))
+        yield Run(f"{mutant.name} on its schedule", lines, changes_of(c))
     for seed in range(walks):
         rng, kept = random.Random(seed), list[list[Line]]()
         c = start(rng, on_start=lambda cluster, kept=kept: kept.append(record_simulated(cluster)))  # type: ignore[misc]
         with patched(*mutant.patches), suppress(AssertionError):
             walk(c, rng, ())
-        yield Run(tuple(kept[0]), _told(c))
+        yield Run(f"{mutant.name}, walk {seed}", kept[0], changes_of(c))
 
 
 # ------------------------------------------------------------------------------------------------------ doctored lines

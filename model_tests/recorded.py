@@ -10,9 +10,9 @@ Spec: Next
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
+from model_tests.cluster_lines import then
 from model_tests.trace_files import Line
 from nemo_dcr.testing.local_cluster import LocalCluster
 from nemo_dcr.testing.local_network import Life
@@ -30,7 +30,7 @@ class _Recorder:
         self._control = control
         self._journal = 0
         for name in CONTROL_CALLS:
-            setattr(control, name, _then(getattr(control, name), self._note_control))
+            setattr(control, name, then(getattr(control, name), self._note_control))
 
     def note(self, node: str, incarnation: int, emitted: Emit) -> None:
         self.lines.append(Line(node, incarnation, emitted, f"line {len(self.lines) + 1}"))
@@ -80,12 +80,3 @@ def record_simulated(cluster: Cluster) -> list[Line]:
         recorder.note(node, incarnation(node), emitted)
     cluster._note = note  # type: ignore[method-assign]
     return recorder.lines
-
-
-def _then(act: Callable[..., Any], after: Callable[[], object]) -> Callable[..., Any]:
-    def both(*args: Any, **kwargs: Any) -> Any:
-        result = act(*args, **kwargs)
-        after()
-        return result
-
-    return both

@@ -9,31 +9,26 @@ Spec: Next, TraceDeltaRefit
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 
 from model_tests.follower import Follower, Rejected
+from model_tests.mutants import BY_NAME
+from model_tests.patching import yes
+from model_tests.proved_runs import weakened
 from model_tests.trace_export import LineRejected, constants, coordinator_name, main, validate
 from model_tests.trace_files import Line
 from model_tests.trace_runs import Run, simulated, steady
 from nemo_dcr import control_rules
-from nemo_dcr.protocol import alignment, attempt, endpoint_guards, membership, transition
-from nemo_dcr.protocol.coordinator_events import CallOwner
-from nemo_dcr.protocol.messages import UpdateBaseline
-from nemo_dcr.protocol.tags import TagKind
-from nemo_dcr.protocol.transition_state import Phase
+from nemo_dcr.protocol import alignment, membership
+from nemo_dcr.protocol.tags import Tag
 from nemo_dcr.record import AttemptMode
 from nemo_dcr.runtime.trace_file import FileTracer
 from nemo_dcr.trace import Emit, LamportClock
-from tests.unit.protocol.chaos import ALL_FAULTS
-from tests.unit.protocol.cluster import Cluster
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]
 
@@ -233,88 +228,44 @@ def test_a_doctored_file_is_rejected_at_the_line(
 # ----------------------------------------------------------------------------------------------- broken implementations
 
 
-def yes(*_: Any, **__: Any) -> bool:
-    return True
-
-
-_ELIGIBLE, _COMMIT = alignment.is_eligible, transition._commit
-
-
-def _xor_like_overwrite(tag: Any, *, mode: AttemptMode, **rest: Any) -> bool:
-    return _ELIGIBLE(tag, mode=AttemptMode.OVERWRITE if mode is AttemptMode.XOR else mode, **rest)
-
-
-def _some_acks(state: Any) -> bool:
-    reports = [(m, state.receivers.get(m.receiver)) for m in state.plan.required]
-    return any(report is not None and attempt.is_acked(state.plan, m, report) for m, report in reports)
-
-
-def _commit_and_update(state: Any, plan: Any, record: Any) -> Any:
-    state, effects = _COMMIT(state, plan, record)
-    early = [CallOwner(UpdateBaseline(o, plan.candidate, record.version + 1)) for o in state.config.owners]
-    return state, (*effects, *early)
-
-
-def _fails_after_first_write(cluster: Cluster) -> None:
-    cluster.train(0b111)
-    cluster.run_until(
-        lambda: any(r.state.tag.kind is TagKind.DIRTY and len(r.issued) == 1 for r in cluster.receivers.values())
-    )
-    cluster.expire(0)
-    cluster.run()
-
-
-def _update_overtakes_commit(cluster: Cluster) -> None:
-    cluster.train(5)
-    cluster.run_until(lambda: cluster.coordinators[0].state.phase is Phase.COMMITTING)
-    for call in [call for call in cluster.coordinators[0].calls if hasattr(call, "owner")]:
-        cluster._do_call((0, call), keep=True)
-
-
-BROKEN: Mapping[str, tuple[tuple[tuple[ModuleType, str, Callable[..., Any]], ...], Any, str]] = {
-    "retry_xor": (
-        (
-            (control_rules, "may_xor", yes),
-            (membership, "is_first_attempt", yes),
-            (alignment, "is_eligible", _xor_like_overwrite),
-        ),
-        _fails_after_first_write,
-        "Prepare",
-    ),
-    "no_endpoint_fence": (((endpoint_guards, "is_current", yes),), ("expire",), "Accept"),
-    "ack_before_flush": (((endpoint_guards, "nothing_pending", yes),), ALL_FAULTS, "Flush"),
-    "commit_partial_acks": (
-        ((attempt, "has_all_acks", _some_acks), (attempt, "digest_agrees", yes)),
-        ALL_FAULTS,
-        "CompleteAttempt",
-    ),
-    "base_before_commit": (((transition, "_commit", _commit_and_update),), _update_overtakes_commit, "UpdateBaseline"),
+BROKEN = {
+    "retry_xor": "EmitPayload",
+    "no_endpoint_fence": "Accept",
+    "ack_before_flush": "Flush",
+    "commit_partial_acks": "CompleteAttempt",
+    "base_before_commit": "UpdateBaseline",
 }
 
 
-@pytest.mark.parametrize("name", BROKEN)
-def test_the_trace_of_broken_code_is_rejected_at_the_faulty_line(name: str) -> None:
-    patches, driven, action = BROKEN[name]
-    with ExitStack() as stack:
-        for module, function, replacement in patches:
-            stack.enter_context(patch.object(module, function, replacement))
-        if callable(driven):
-            from model_tests.recorded import record_simulated
-            from model_tests.trace_runs import changes_of
-
-            cluster = Cluster()
-            lines = record_simulated(cluster)
-            cluster.become(0)
-            cluster.run()
-            driven(cluster)
-            runs = [Run(name, lines, changes_of(cluster))]
-        else:
-            runs = [simulated(seed, broken=True, faults=driven, settle=False) for seed in range(8)]
-    rejected = []
+def rejections(runs: Iterable[Run]) -> list[LineRejected]:
+    """The first line of each run that is no step, where there is one."""
+    found = []
     for run in runs:
         try:
             validate(run.lines, run.changes, every=False)
-        except LineRejected as found:
-            rejected.append(found)
-    assert rejected
-    assert rejected[0].line.action == action
+        except LineRejected as rejected:
+            found.append(rejected)
+    return found
+
+
+@pytest.mark.parametrize(("name", "action"), BROKEN.items())
+def test_the_trace_of_broken_code_is_rejected_at_the_faulty_line(name: str, action: str) -> None:
+    assert {each.line.action for each in rejections(weakened(BY_NAME[name]))} == {action}
+
+
+_ELIGIBLE = alignment.is_eligible
+
+
+def _xor_like_overwrite(tag: Tag, *, mode: AttemptMode, **rest: Any) -> bool:
+    return _ELIGIBLE(tag, mode=AttemptMode.OVERWRITE if mode is AttemptMode.XOR else mode, **rest)
+
+
+def test_a_retry_that_asks_for_xor_again_is_rejected_at_its_prepare() -> None:
+    """The same fault one step earlier: everybody lets the second attempt be one by XOR."""
+    everywhere = (
+        (control_rules, "may_xor", yes),
+        (membership, "is_first_attempt", yes),
+        (alignment, "is_eligible", _xor_like_overwrite),
+    )
+    runs = weakened(replace(BY_NAME["retry_xor"], patches=everywhere), walks=0)
+    assert [each.line.action for each in rejections(runs)] == ["Prepare"]

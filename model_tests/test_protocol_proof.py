@@ -24,14 +24,12 @@ from spec.proof.dsl import (
     Symbol,
     Symbolic,
     Term,
-    action_name,
     constant,
     neg,
     parameters,
     symbols_read,
 )
 from spec.proof.explain import text
-from spec.proof.invariants import PROPERTIES, STEP_PROPERTIES
 from spec.proof.judgement import Judge
 from spec.proof.model import ACTIONS, TRACED, UNTRACED
 from spec.proof.mutant import Mutant
@@ -272,39 +270,6 @@ def test_a_counterexample_is_told_in_words(judge: Judge) -> None:
 # ------------------------------------------------------------------------------------------- names, beside DeltaRefit
 
 
-def camel(claim: Any) -> str:
-    return action_name(claim)
-
-
-FINER_HERE = {
-    "AllManifests", "BecomesClean", "CommitMatches", "CopySource", "EverybodyThawed", "Expires", "HasAnswered",
-    "IsBound", "KeepsPending", "LosesBaseline", "LowersTag", "MayCommit", "MayFreeze", "MovesForward", "NotStopped",
-    "OpenIsCurrent", "OpenIsDue", "OwnerHasAnswered", "PrepareNotDead", "ReadsAfterEpoch",
-    "RecordIsCommitted", "SentAsXor", "StreamsUndisturbed", "TakesWholeInstances", "TransitionEnded",
-}  # fmt: skip
-"""Conditions that DeltaRefit has inside an action or another guard, or where it has one process for several."""
-
-
-def test_guards_are_those_of_the_specification_or_finer() -> None:
-    text_ = (ROOT / "spec" / "DeltaRefit.tla").read_text(encoding="utf-8")
-    theirs = set(re.findall(r"^(\w+)(?:\([^)]*\))? ==", text_, re.MULTILINE))
-    ours = {"".join(part.capitalize() for part in name.split("_")) for name in guards()}
-    assert sorted(ours - theirs) == sorted(FINER_HERE)
-
-
-NOT_IN_TLA = {
-    "AbortSafe": "DeltaRefit has it inside SingleCommit (no candidate of the chain is dead)",
-    "InstanceServesOne": "an instance of several ranks is one receiver there",
-    "BaselineFollows": "the second half of BaselineBound there; here it needs A7 in its stronger form (`survives`)",
-}
-NOT_HERE = {
-    "AttemptOrder": "epochs of later attempts are not compared: nothing needs it",
-    "TransitionEnds": "liveness", "AllServe": "liveness",
-    "Abstract": "refinement", "RefinesRefit": "refinement", "RefitSteps": "refinement",
-    "StillBound": "a part of CommitExact and GateFresh",
-}  # fmt: skip
-
-
 MUTANTS_NOT_HERE = {
     "NoPayloadDigest": "payloads arrive whole or not at all here (A4)",
     "NoSetDigest": "the same, for the sets of manifests",
@@ -321,11 +286,3 @@ def test_mutants_of_the_specification_are_mutants_here() -> None:
     ours = {name.replace("_", "") for name in MUTANTS}
     assert sorted(theirs - ours) == sorted(name.lower() for name in MUTANTS_NOT_HERE)
     assert len(MUTANTS) > 40
-
-
-def test_properties_are_those_of_the_specification() -> None:
-    text_ = (ROOT / "spec" / "Properties.tla").read_text(encoding="utf-8")
-    theirs = set(re.findall(r"^(\w+)(?:\([^)]*\))? ==", text_, re.MULTILINE))
-    ours = {camel(claim) for claim in (*PROPERTIES, *STEP_PROPERTIES)}
-    assert sorted(ours - theirs) == sorted(NOT_IN_TLA)
-    assert sorted(theirs - ours) == sorted(NOT_HERE)

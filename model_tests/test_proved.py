@@ -23,6 +23,7 @@ from model_tests.mutants import BY_NAME
 from model_tests.proved import Proved
 from model_tests.proved_lines import validate
 from model_tests.proved_simulation import Simulation, simulate, sound
+from model_tests.trace_runs import Run
 from spec.proof.dsl import Concrete
 from spec.proof.model import ACTIONS
 from spec.proof.mutants import MUTANTS
@@ -167,28 +168,28 @@ def test_an_invariant_that_falls_in_both_is_found(monkeypatch: pytest.MonkeyPatc
 
 
 @cache
-def calm() -> runs.Run:
+def calm() -> Run:
     return runs.calm()
 
 
 @pytest.mark.model
 @pytest.mark.parametrize("seed", range(12))
 def test_a_trace_of_a_simulated_cluster_is_accepted(seed: int) -> None:
-    assert runs.drawn(seed).rejected() is None
+    assert runs.rejected(runs.drawn(seed)) is None
 
 
 @pytest.mark.model
 @pytest.mark.parametrize("seed", range(4))
 def test_a_trace_of_real_nodes_is_accepted(seed: int) -> None:
-    assert runs.real(seed).rejected() is None
+    assert runs.rejected(runs.real(seed)) is None
 
 
 @pytest.mark.deep
 @pytest.mark.parametrize("seed", range(100, 200, 10))
 def test_more_traces_are_accepted(seed: int) -> None:
     for each in range(seed, seed + 10):
-        assert runs.drawn(each).rejected() is None
-    assert runs.real(seed).rejected() is None
+        assert runs.rejected(runs.drawn(each)) is None
+    assert runs.rejected(runs.real(seed)) is None
 
 
 @pytest.mark.model
@@ -246,9 +247,9 @@ def test_an_altered_field_is_rejected_at_its_line() -> None:
             if kind in seen or unseen(*kind):
                 continue
             seen.add(kind)
-            found = runs.altered(run, place, where, name).rejected()
+            found = runs.rejected(runs.altered(run, place, where, name))
             if found is None and (line.action, name or where) in LATER:
-                assert runs.altered(run, place, where, name, cut=False).rejected() is not None
+                assert runs.rejected(runs.altered(run, place, where, name, cut=False)) is not None
             elif found is None or found.number > place + 1:
                 wrong.append(f"{kind}: {found}")
     assert wrong == []
@@ -270,7 +271,7 @@ def test_a_dropped_line_is_missed_by_a_later_one() -> None:
         if line.action in seen or line.action in DROPPABLE:
             continue
         seen.add(line.action)
-        if runs.dropped(run, place).rejected() is None:
+        if runs.rejected(runs.dropped(run, place)) is None:
             wrong.append(line.action)
     assert wrong == []
     assert len(seen) > 25
@@ -300,7 +301,7 @@ def test_a_dropped_line_is_missed_by_a_later_one() -> None:
 def test_a_line_before_its_cause_is_rejected_there(first: str, then: str) -> None:
     run = calm()
     place, after = runs.pair(run.lines, first, then)
-    found = runs.late(run, place, after).rejected()
+    found = runs.rejected(runs.late(run, place, after))
     assert found is not None
     assert found.number <= after
 
@@ -329,17 +330,17 @@ FREER = {
 @pytest.mark.model
 @pytest.mark.parametrize(("name", "action"), BROKEN.items())
 def test_a_trace_of_weakened_code_is_rejected_at_the_faulty_line(name: str, action: str) -> None:
-    found = [each for run in runs.weakened(BY_NAME[name]) if (each := run.rejected()) is not None]
+    found = [each for run in runs.weakened(BY_NAME[name]) if (each := runs.rejected(run)) is not None]
     assert {each.line.action for each in found} == {action}
 
 
 @pytest.mark.deep
 @pytest.mark.parametrize("name", sorted(set(BY_NAME) - set(FREER)))
 def test_a_trace_of_any_weakened_code_is_rejected(name: str) -> None:
-    assert any(run.rejected() is not None for run in runs.weakened(BY_NAME[name]))
+    assert any(runs.rejected(run) is not None for run in runs.weakened(BY_NAME[name]))
 
 
 @pytest.mark.deep
 @pytest.mark.parametrize("name", sorted(set(FREER) - {"end_early"}))
 def test_where_the_proved_model_is_freer_is_known(name: str) -> None:
-    assert all(run.rejected() is None for run in runs.weakened(BY_NAME[name], walks=3))
+    assert all(runs.rejected(run) is None for run in runs.weakened(BY_NAME[name], walks=3))

@@ -50,6 +50,8 @@ PROPERTIES = {
 """Properties of the proof, by name."""
 
 UNPROVED = {
+    "StillBound": "a part of `CommitExact` and `GateFresh`",
+    "Abstract": "the instance of `Refit` for the refinement",
     "AttemptOrder": "an order of epochs along the table, which the proof has no need of: `prepare_holds_epoch`",
     "RefitSteps": "a refinement; its parts are CommitExact, GateSafe and Monotone",
     "RefinesRefit": "as RefitSteps",
@@ -57,7 +59,7 @@ UNPROVED = {
     "AllServe": "liveness",
     "AttemptsSuffice": "a statement about bounds of a run",
 }
-"""Checked properties of the specification that the proof does not claim."""
+"""Operators of Properties.tla that the proof does not claim."""
 
 UNTRACED = {
     "ReadRecord": "no line: what a coordinator believes is in the state after its next line",

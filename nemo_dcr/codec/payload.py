@@ -124,7 +124,10 @@ class VerifiedPayload:
     def decode(
         self, table: Mapping[str, TensorMeta] | None = None, *, skip: Collection[str] = frozenset()
     ) -> tuple[Item, ...]:
-        """The items in declared order; values and indices are new arrays. Items named in `skip` are left out."""
+        """The items in declared order; values and indices are new arrays. Items named in `skip` are left out.
+
+        Raises: PayloadCorrupt, as `decode_some`.
+        """
         return self.decode_some(table, skip=skip)[0]
 
     def decode_some(

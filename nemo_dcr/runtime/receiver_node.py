@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -289,21 +289,21 @@ class ReceiverNode:
 
     def _write(self, attempt: AttemptId, group: tuple[DecodedPayload, ...], applier: Applier) -> None:
         keys = {id(item): payload.key for payload in group for item in payload.items}
-        due = [(payload.key, name) for payload in group for name in payload.skipped]
-        due += [(payload.key, item.tensor.name) for payload in group for item in payload.items]
+        due = Counter((payload.key, name) for payload in group for name in payload.skipped)
+        due.update((payload.key, item.tensor.name) for payload in group for item in payload.items)
 
         def applied(item: Item) -> None:
             tell(keys[id(item)], item.tensor.name)
 
         def tell(key: PayloadKey, name: str) -> None:
-            due.remove((key, name))
+            due[key, name] -= 1
             self._feed(ItemApplied(attempt, key, name))
 
         items = [item for payload in group for item in payload.items]
         self.timings.mark(attempt, "apply_began", first=True)
         with self.timings.stage(attempt, "apply"):
             report = applier.apply(items, attempt=attempt, on_item=applied)
-        for key, name in tuple(due):  # this rank holds no element of them, so all of theirs are written
+        for key, name in tuple(due.elements()):  # this rank holds no element of them, so all of theirs are written
             tell(key, name)
         self.timings.count(attempt, "items", report.items)
         self.timings.count(attempt, "elements", report.elements)

@@ -93,7 +93,7 @@ class FrontControl:
         }
         try:
             await operations[asked.operation](asked)
-        except Exception as problem:
+        except Exception as problem:  # vLLM's own calls raise anything; the driver has to be told, or it waits
             respond(Done(f"{type(problem).__name__}: {problem}"))
         else:
             respond(Done())
@@ -119,8 +119,8 @@ class FrontControl:
 
         try:
             await self._engine.start_weight_update()
-        except Exception:
-            with contextlib.suppress(Exception):  # it may be open on some ranks only; afterwards it is on none
+        except Exception:  # as `open_session`, with the errors of vLLM's own client
+            with contextlib.suppress(Exception):
                 await self._engine.finish_weight_update()
             await self._engine.start_weight_update()
         await self._engine.update_weights(WeightTransferUpdateRequest(update_info=asked.info))

@@ -83,7 +83,9 @@ class NemoDcrEngine(WeightTransferEngine[Init, Update]):
             digest = self._prove_load() if settings.prove_load else b""
             model: Any = self.model
             self.receiver = RankReceiver(settings, rank, ranks, model, loaded_digest=digest)
-        except Exception:
+        except (
+            Exception
+        ):  # whatever it is: raising on one rank alone misaligns vLLM's replies; the driver sees no address
             logger.exception("the receiver of %s did not open", init_info.instance)
 
     def start_weight_update(self) -> None:

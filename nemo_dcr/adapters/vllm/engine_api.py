@@ -17,6 +17,8 @@ import json
 import urllib.error
 import urllib.parse
 import urllib.request
+from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any, Protocol
 
 from nemo_dcr.adapters.vllm.rank import Loan
@@ -27,6 +29,19 @@ from nemo_dcr.ids import Version
 CALL_S = 60.0
 PAUSE_S = 3700.0
 """Running requests end first; longer than the gate itself waits."""
+
+
+def open_session(start: Callable[[], object], finish: Callable[[], object]) -> None:
+    """Open vLLM's update session. One that a driver left open, perhaps on some ranks only, is closed first.
+
+    Raises: EngineTrouble when it cannot be opened.
+    """
+    try:
+        start()
+    except EngineTrouble:
+        with contextlib.suppress(EngineTrouble):  # on the ranks where it is not open there is nothing to finish
+            finish()
+        start()
 
 
 class EngineApi(Protocol):
@@ -76,15 +91,9 @@ class HttpEngine:
         self._post("reset_encoder_cache")
 
     def lend(self, loan: Loan) -> None:
-        """As `EngineApi.lend`; a session that a driver before left open is closed first. Raises: EngineTrouble."""
-        try:
-            self._post("start_weight_update")
-        except EngineTrouble:
-            with contextlib.suppress(EngineTrouble):  # it may be open on some ranks only; afterwards it is on none
-                self._post("finish_weight_update")
-            self._post("start_weight_update")
-        info = {"idle_s": loan.idle_s, "at_most_s": loan.at_most_s}
-        self._post("update_weights", {"update_info": info}, timeout_s=loan.at_most_s + CALL_S)
+        """As `EngineApi.lend`. Raises: EngineTrouble."""
+        open_session(lambda: self._post("start_weight_update"), lambda: self._post("finish_weight_update"))
+        self._post("update_weights", {"update_info": asdict(loan)}, timeout_s=loan.at_most_s + CALL_S)
         self._post("finish_weight_update")
 
     def resume(self, version: Version) -> None:

@@ -10,11 +10,12 @@ Paper: Section 7 (gate)   Spec: AdmitRequest, FinishRequest
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
+from nemo_dcr.adapters.vllm.engine_api import open_session
 from nemo_dcr.adapters.vllm.rank import Loan
 from nemo_dcr.adapters.vllm.settings import Settings
 from nemo_dcr.errors import EngineTrouble
@@ -56,16 +57,10 @@ class LlmEngine:
 
     def lend(self, loan: Loan) -> None:
         """As `EngineApi.lend`. Raises: EngineTrouble."""
-        info = {"update_info": {"idle_s": loan.idle_s, "at_most_s": loan.at_most_s}}
         with self._changed:
-            try:
-                self._call("start_weight_update", lambda llm: llm.start_weight_update())
-            except EngineTrouble:
-                with contextlib.suppress(EngineTrouble):  # it may be open on some ranks only; afterwards on none
-                    self._call("finish_weight_update", lambda llm: llm.finish_weight_update())
-                self._call("start_weight_update", lambda llm: llm.start_weight_update())
-            self._call("update_weights", lambda llm: llm.update_weights(info))
-            self._call("finish_weight_update", lambda llm: llm.finish_weight_update())
+            open_session(self._start, self._finish)
+            self._call("update_weights", lambda llm: llm.update_weights({"update_info": asdict(loan)}))
+            self._finish()
 
     def resume(self, version: Version) -> None:
         """As `EngineApi.resume`. Raises: EngineTrouble."""
@@ -80,6 +75,12 @@ class LlmEngine:
         for rank in self._call("compute_weight_checksums", lambda llm: llm.collective_rpc("compute_weight_checksums")):
             found |= rank
         return found
+
+    def _start(self) -> None:
+        self._call("start_weight_update", lambda llm: llm.start_weight_update())
+
+    def _finish(self) -> None:
+        self._call("finish_weight_update", lambda llm: llm.finish_weight_update())
 
     def _call(self, operation: str, call: Callable[[Any], Any]) -> Any:
         with self._changed:

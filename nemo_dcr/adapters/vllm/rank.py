@@ -111,6 +111,6 @@ class RankReceiver:
         """Stop answering. Idempotent."""
         try:
             self._service.close()
-        except Exception:
+        except Exception:  # it hands on the fault that ended it, which was told to peers and is no news here
             logger.warning("%s: its service had failed before", self.node.member.receiver, exc_info=True)
         self._tracer.close()
