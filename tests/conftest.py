@@ -2,13 +2,15 @@
 
 `dev` is the default, `ci` is chosen where CI is set and repeats the same examples, `long` is for a night.
 Pick one by hand with HYPOTHESIS_PROFILE. The thread limit is set before torch is imported and is inherited by the
-processes that tests start.
+processes that tests start. The S3 servers `seaweedfs` and `moto` start once for each pytest process that asks.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -27,3 +29,23 @@ settings.register_profile(
 )
 settings.register_profile("long", max_examples=2000, deadline=None, suppress_health_check=_SLOW_DATA)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "dev"))
+
+
+@pytest.fixture(scope="session")
+def seaweedfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
+    """A real SeaweedFS on loopback, as `tests.object_servers.ObjectServer`."""
+    # Imported here: most test runs need neither boto3 nor a server.
+    from nemo_dcr.testing.seaweedfs import SeaweedServer
+    from tests.object_servers import ObjectServer
+
+    with SeaweedServer(tmp_path_factory.mktemp("seaweedfs")) as server:
+        yield ObjectServer(server.endpoint, server.credentials)
+
+
+@pytest.fixture(scope="session")
+def moto() -> Iterator[object]:
+    """moto in this process, as `tests.object_servers.ObjectServer`."""
+    from tests.object_servers import moto_server
+
+    with moto_server() as server:
+        yield server

@@ -22,6 +22,7 @@ from tqdm import tqdm
 from nemo_dcr.cli.check import check_storage
 from nemo_dcr.cli.fleet import CALL_S, Fleet
 from nemo_dcr.cli.job import VLLM, DemoJob
+from nemo_dcr.cli.payload_store import FILES, PayloadStore
 from nemo_dcr.cli.report import AttemptRow, DemoReport, Kill, TransitionRow
 from nemo_dcr.cli.trainer_process import GATHER, STALL, TRAIN_STEP, Gather, Stall, TrainStep
 from nemo_dcr.codec.records import PathClass
@@ -49,7 +50,7 @@ from nemo_dcr.runtime.methods import TIMINGS
 from nemo_dcr.runtime.timings import Timings, TimingsOf
 from nemo_dcr.runtime.trace_file import FileTracer, write_journal
 from nemo_dcr.trace import LamportClock
-from nemo_dcr.transport.object_store import FileObjectStore
+from nemo_dcr.transport.urls import open_transport
 
 TRANSITION_S = 180.0
 PROMPT = "The capital of France is"
@@ -105,11 +106,12 @@ class _Watched:
 class Demo:
     """One run; use it as a context manager so that every child process ends."""
 
-    def __init__(self, job: DemoJob, *, quiet: bool = False) -> None:
+    def __init__(self, job: DemoJob, *, quiet: bool = False, store: PayloadStore = FILES) -> None:
         self.job = job
+        self._store = store
         self._quiet = quiet
         self._clock = LamportClock()
-        self._fleet = _fleet(job, self._clock)
+        self._fleet = _fleet(job, self._clock, store)
         self.completions: list[dict[str, str]] = []
         self._watched = _Watched()
         self._on_failure: Callable[[AttemptId], None] = lambda attempt: None
@@ -144,7 +146,7 @@ class Demo:
             ),
             fleet.endpoints,
             self._control,
-            FileObjectStore(self.job.store, run=self.job.name),
+            open_transport(self.job.transport_url, run=self.job.name, credentials=self._store.credentials),
             classes=classes,
             tracer=self._tracer,
             clock=self._clock,
@@ -302,12 +304,12 @@ class Demo:
             yield bar
 
 
-def _fleet(job: DemoJob, clock: LamportClock) -> Fleet:
+def _fleet(job: DemoJob, clock: LamportClock, store: PayloadStore) -> Fleet:
     if job.engine != VLLM:
-        return Fleet(job, clock)
+        return Fleet(job, clock, secrets=store.secrets)
     from nemo_dcr.cli.vllm_fleet import VllmFleet
 
-    return VllmFleet(job, clock)
+    return VllmFleet(job, clock, store.secrets)
 
 
 def _names(classes: Mapping[str, PathClass]) -> dict[str, str]:
@@ -334,10 +336,10 @@ def _seconds(owners: list[Timings], receivers: list[Timings]) -> dict[str, float
     return {stage: round(seconds, 4) for stage, seconds in found.items()}
 
 
-def run_demo(job: DemoJob, steps: int, *, quiet: bool = False) -> DemoReport:
+def run_demo(job: DemoJob, steps: int, *, quiet: bool = False, store: PayloadStore = FILES) -> DemoReport:
     """Run `steps` transitions and return the report; mismatched bits make it not ok."""
     job.save()
-    with Demo(job, quiet=quiet) as demo:
+    with Demo(job, quiet=quiet, store=store) as demo:
         demo.start()
         rows = [demo.transition(number) for number in range(1, steps + 1)]
     return DemoReport(

@@ -28,7 +28,7 @@ from nemo_dcr.runtime.trace_file import FileTracer
 from nemo_dcr.testing.checkpoint import read_checkpoint, read_config
 from nemo_dcr.testing.reference_engine import ReferenceEngine
 from nemo_dcr.trace import LamportClock
-from nemo_dcr.transport.object_store import FileObjectStore
+from nemo_dcr.transport.urls import open_transport
 
 PROMPT = [1, 2, 3, 4]
 """Token ids of a short prompt; every vocabulary has these."""
@@ -52,7 +52,7 @@ def main(job: DemoJob, instance: InstanceId, rank: int) -> None:
         member=member,
         ranks=ranks,
         model=engine,
-        transport=FileObjectStore(job.store, run=job.name),
+        transport=open_transport(job.transport_url, run=job.name),
         tracer=tracer,
         refit=RefitConfig(post_apply_check=True),
         loaded_digest=digest.value,

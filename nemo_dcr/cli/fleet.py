@@ -8,7 +8,7 @@ Paper: Section 3 (trainer ranks, receivers); Section 6.1 (prewarm call)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from nemo_dcr.canonical import TensorMeta
@@ -35,8 +35,16 @@ CALL_S = 120.0
 class Fleet:
     """Trainer and engine processes of one run; `close` ends all of them."""
 
-    def __init__(self, job: DemoJob, clock: LamportClock, endpoints: SocketEndpoints | None = None) -> None:
+    def __init__(
+        self,
+        job: DemoJob,
+        clock: LamportClock,
+        endpoints: SocketEndpoints | None = None,
+        secrets: Mapping[str, str] | None = None,
+    ) -> None:
+        """`secrets` go to every process as environment variables: credentials of the payload store."""
         self.job = job
+        self.secrets = secrets or {}
         self.endpoints = endpoints or SocketEndpoints(clock)
         self.tensors: tuple[TensorMeta, ...] = ()
         """The canonical tensor table of the trainers."""
@@ -129,7 +137,7 @@ class Fleet:
 
     def _spawn(self, name: str, module: str, *arguments: str) -> None:
         log = self.job.directory / "logs" / f"{name.replace('/', '-')}.log"
-        self._children[name] = Child(name, module, [str(self.job.file), *arguments], log)
+        self._children[name] = Child(name, module, [str(self.job.file), *arguments], log, self.secrets)
 
     def _spawn_instance(self, instance: InstanceId) -> None:
         for rank in range(self.job.instances[instance]):

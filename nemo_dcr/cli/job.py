@@ -37,6 +37,8 @@ class DemoJob:
     bucket_target_bytes: int
     name: str
     """Marks the payload store, so that two runs never share one."""
+    transport: str = ""
+    """URL of the payload store; empty for `store` in the run directory. Holds no credentials."""
     engine: str = REFERENCE
     """What serves: the reference engine of this package, or real vLLM servers."""
     learning_rate: float = 1e-6
@@ -59,8 +61,13 @@ class DemoJob:
 
     @property
     def store(self) -> Path:
-        """The payload object store."""
+        """Directory of the payload store, unless `transport` names another."""
         return self.directory / "store"
+
+    @property
+    def transport_url(self) -> str:
+        """The payload store as every process opens it."""
+        return self.transport or self.store.resolve().as_uri()
 
     @property
     def record(self) -> str:
@@ -80,7 +87,7 @@ class DemoJob:
         return self.file
 
 
-def plan_job(run: Path, model: Path, engine: str = REFERENCE) -> DemoJob:
+def plan_job(run: Path, model: Path, engine: str = REFERENCE, transport: str = "") -> DemoJob:
     """The job for a model: two instances, and enough payloads for a fault.
 
     The second reference instance is sharded by a degree that the model allows; vLLM serves two unsharded ones. Chunk
@@ -104,6 +111,7 @@ def plan_job(run: Path, model: Path, engine: str = REFERENCE) -> DemoJob:
         chunk_target_bytes=target,
         bucket_target_bytes=target,
         engine=engine,
+        transport=transport,
     )
 
 

@@ -37,6 +37,13 @@ class Engine(StrEnum):
     vllm = "vllm"
 
 
+class Store(StrEnum):
+    """Where payloads lie in a demo."""
+
+    file = "file"
+    s3 = "s3"
+
+
 def _version(wanted: bool) -> None:
     if wanted:
         typer.echo(__version__)
@@ -62,6 +69,13 @@ def demo(
         Engine | None,
         typer.Option(help="What serves: vLLM servers, or the reference engine. Default: vLLM where it is installed."),
     ] = None,
+    transport: Annotated[
+        Store, typer.Option(help="Where payloads lie: a directory, or S3 object storage (SeaweedFS on this machine).")
+    ] = Store.file,
+    s3_url: Annotated[
+        str | None,
+        typer.Option(help="With --transport s3: s3://BUCKET/PREFIX?endpoint=URL&region=NAME of a server that runs."),
+    ] = None,
     run_dir: Annotated[
         Path | None,
         typer.Option(help="Keep logs, traces and the commit record here; default: a directory that is removed."),
@@ -71,6 +85,7 @@ def demo(
     from nemo_dcr.cli.demo import run_demo
     from nemo_dcr.cli.doctor import vllm_problem
     from nemo_dcr.cli.job import plan_job
+    from nemo_dcr.cli.payload_store import open_payload_store
     from nemo_dcr.cli.report import table
     from nemo_dcr.testing.checkpoint import smollm2_checkpoint
 
@@ -86,7 +101,9 @@ def demo(
     try:
         directory.mkdir(parents=True, exist_ok=True)
         checkpoint = model.resolve() if model is not None else smollm2_checkpoint(directory / "model")
-        report = run_demo(plan_job(directory / "run", checkpoint, served.value), steps, quiet=quiet)
+        with open_payload_store(transport.value, s3_url, directory / "seaweedfs") as store:
+            job = plan_job(directory / "run", checkpoint, served.value, store.url)
+            report = run_demo(job, steps, quiet=quiet, store=store)
     finally:
         if run_dir is None:
             shutil.rmtree(directory, ignore_errors=True)

@@ -44,7 +44,7 @@ from nemo_dcr.source.tasks import AffineTask
 from nemo_dcr.testing.checkpoint import read_checkpoint, tensor_table
 from nemo_dcr.testing.trainer import Fsdp2Trainer
 from nemo_dcr.trace import LamportClock
-from nemo_dcr.transport.object_store import FileObjectStore
+from nemo_dcr.transport.urls import open_transport
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +154,7 @@ def main(job: DemoJob, rank: int) -> None:
     digest = prove_baseline(delta, read_checkpoint(model))
     name = f"owner-{rank}"
     clock, incarnation = LamportClock(), new_incarnation(job.addresses, name)
-    transport = StallingTransport(FileObjectStore(job.store, run=job.name))
+    transport = StallingTransport(open_transport(job.transport_url, run=job.name))
     tracer = FileTracer(job.traces / f"{name}-{incarnation}.ndjson", f"owner {rank}", incarnation, clock)
     node = OwnerNode(
         delta=delta,
