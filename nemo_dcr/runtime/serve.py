@@ -40,8 +40,9 @@ from nemo_dcr.runtime.methods import (
 )
 from nemo_dcr.runtime.owner_node import OwnerNode
 from nemo_dcr.runtime.receiver_node import ReceiverNode
-from nemo_dcr.runtime.rpc import Bulk, Respond, Server
+from nemo_dcr.runtime.rpc import LOOPBACK, PLAINTEXT, Bulk, Respond, Server
 from nemo_dcr.trace import LamportClock
+from nemo_dcr.transport.relay.keys import Security
 
 POLL_S = 0.1
 SERVING_REQUEST = "serving"
@@ -65,11 +66,13 @@ class _Service:
     peers name it, instead of waiting for a thread that is gone.
     """
 
-    def __init__(self, name: str, clock: LamportClock, step: Callable[[float], object]) -> None:
+    def __init__(
+        self, name: str, clock: LamportClock, step: Callable[[float], object], listen: str, security: Security
+    ) -> None:
         self.stopping = threading.Event()
         self._step = step
         self._fault: BaseException | None = None
-        self.server = Server(name, clock, on_fault=self._end)
+        self.server = Server(name, clock, listen, security=security, on_fault=self._end)
         self._thread = threading.Thread(target=self._loop, name=f"step-{name}", daemon=True)
         self.server.answer(STOP, self._stop)
 
@@ -118,8 +121,11 @@ class _Service:
 class ReceiverService(_Service):
     """A receiver node behind a socket; the engine calls `work` on its own thread until `stopping` is set."""
 
-    def __init__(self, node: ReceiverNode, clock: LamportClock) -> None:
-        super().__init__(node.member.receiver, clock, node.intake)
+    def __init__(
+        self, node: ReceiverNode, clock: LamportClock, listen: str = LOOPBACK, security: Security = PLAINTEXT
+    ) -> None:
+        """Bind `listen`. Raises: InvalidConfig when `security` does not allow it, or it is taken."""
+        super().__init__(node.member.receiver, clock, node.intake, listen, security)
         self._node = node
         for method in RECEIVER_METHODS.values():
             self.server.register(method, node.call)
@@ -169,8 +175,11 @@ class ReceiverService(_Service):
 class OwnerService(_Service):
     """An owner node behind a socket; streams and copies run on the service's own thread."""
 
-    def __init__(self, node: OwnerNode, clock: LamportClock) -> None:
-        super().__init__(f"owner-{node.delta.owner}", clock, node.work)
+    def __init__(
+        self, node: OwnerNode, clock: LamportClock, listen: str = LOOPBACK, security: Security = PLAINTEXT
+    ) -> None:
+        """Bind `listen`. Raises: InvalidConfig when `security` does not allow it, or it is taken."""
+        super().__init__(f"owner-{node.delta.owner}", clock, node.work, listen, security)
         self._node = node
         for method in OWNER_METHODS.values():
             self.server.register(method, node.call)

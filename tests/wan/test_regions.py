@@ -212,8 +212,9 @@ def test_nothing_is_left_after_the_block_and_after_an_error_in_it() -> None:
 @pytest.mark.wan
 def test_nothing_is_left_when_a_tool_fails_half_way(monkeypatch: pytest.MonkeyPatch) -> None:
     before = left()
-    monkeypatch.setattr(regions_module, "_QUEUE_MS", -1)
-    with pytest.raises(OperatorNeeded, match="tc"), Regions(Boundary(rate_mbit=10, rtt_ms=10), rollout_hosts=1):
+    boundary = Boundary(rate_mbit=10, rtt_ms=10)
+    monkeypatch.setattr(regions_module, "_LAN_MTU", -5)
+    with pytest.raises(OperatorNeeded, match="ip"), Regions(boundary, rollout_hosts=1):
         pass
     assert left() == before
 
