@@ -22,6 +22,7 @@ from zmq.utils.monitor import recv_monitor_message
 from nemo_dcr.errors import EndpointLost, TransportFailed
 from nemo_dcr.transport.relay import wire
 from nemo_dcr.transport.relay.keys import Security, secure_client
+from nemo_dcr.transport.relay.loop import has_message
 from nemo_dcr.transport.relay.settings import RelayConfig
 from nemo_dcr.transport.relay.tree import TreeNode
 
@@ -133,7 +134,7 @@ class Channel:
     def turn(self, now: float) -> None:
         """As `Watched.turn`."""
         self._receive()
-        while not self._closed and self._monitor.poll(0):
+        while not self._closed and has_message(self._monitor):
             self._observe(recv_monitor_message(self._monitor), now)
         limit = self._config.patience_s if self._incarnation is not None else self._config.connect_s
         if not self._closed and not self.up and now - self._since > limit:
@@ -173,16 +174,14 @@ class Channel:
 
     def _receive(self) -> None:
         for _ in range(MESSAGES_A_TURN):
-            if self._closed:
+            if self._closed or not has_message(self._socket):
                 return
-            try:
-                parts = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
-                return
+            parts = self._socket.recv_multipart(copy=False)
             try:
                 message = wire.decode_from_node(parts[0].buffer)
             except TransportFailed as problem:
-                return self._lose(str(problem))
+                self._lose(str(problem))
+                return
             self._take(message, parts[1] if len(parts) == 2 else None)
 
     def _take(self, message: wire.FromNode, body: zmq.Frame | None) -> None:

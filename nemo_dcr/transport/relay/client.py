@@ -85,8 +85,8 @@ class RelayClient:
         )
 
     def _finish(self) -> None:
-        for each in (*self._hops.values(), *self._lines.values()):
-            each.channel.close()
+        for channel in [hop.channel for hop in self._hops.values()] + [line.channel for line in self._lines.values()]:
+            channel.close()
 
     def _ended(self, fault: BaseException) -> None:
         self.fault = fault

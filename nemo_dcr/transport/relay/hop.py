@@ -1,9 +1,10 @@
 """The sending side of one hop: what one process offers to the node below it, frame by frame, until it is acknowledged.
 
 An owner streams to the root over a hop, and a node to each of its children. A payload is offered, frames are sent as
-the node grants them and as they are here themselves (cut-through), and the hop keeps it open until the node says that it
-is queued there and at every node below. A short payload travels with its offer. After a break of the connection everything open is said again; the node grants
-from where it stands, so only frames that were under way are sent twice, and those are counted apart.
+the node grants them and as they are here themselves (cut-through), and the hop keeps it open until the node says that
+it is queued there and at every node below. A short payload travels with its offer. After a break of the connection
+everything open is said again; the node grants from where it stands, so only frames that were under way are sent twice,
+and those are counted apart.
 Not handled: what a lost node means; the listener of each attempt is told once.
 
 Paper: Section 7 (relay tree); Appendix B (transports)   Spec: Channel
@@ -175,7 +176,9 @@ class Hop:
         """Send the frames that are granted and here."""
         began, header = offer.sent, offer.header
         try:
-            while self.channel.up and offer.sent is not None and offer.sent < min(offer.granted, offer.source.available):
+            while (
+                self.channel.up and offer.sent is not None and offer.sent < min(offer.granted, offer.source.available)
+            ):
                 data = wire.Data(header.attempt, header.owner, header.payload, offer.upload, offer.sent)
                 nbytes = offer.read(partial(self.channel.send, data))
                 if not nbytes:

@@ -1,7 +1,8 @@
 """Who may speak to whom: CurveZMQ key pairs, the list of allowed client keys, and where plaintext may be spoken.
 
-A key directory holds `secret.key` (mode 0600), `public.key`, and optionally `allowed.keys`, one public key a line with
-`#` comments. A node with keys speaks CURVE and admits the keys of its list; a client pins the key that the tree names.
+A key directory holds `secret.key` (mode 0600), `public.key`, and optionally `allowed.keys`: lines of a public key and
+whatever one wants to say about it, or comments that begin with a lone `#`. A node with keys speaks CURVE and admits the
+keys of its list; a client pins the key that the tree names.
 Without keys only loopback addresses may be used, unless plaintext is allowed by an explicit flag.
 Not handled: distributing the public keys, and revoking a key while a node runs.
 
@@ -129,7 +130,8 @@ def read_security(directory: Path, *, also: Collection[str] = ()) -> Security:
     except (OSError, UnicodeDecodeError) as problem:
         detail = f"cannot read {directory}: {problem}; make keys with nemo-dcr keys new"
         raise InvalidConfig("keys.directory", detail) from problem
-    allowed = {*also, *(text for line in lines if (text := line.split("#")[0].strip()))}
+    # The letters of a key include `#`, so a comment is a word of its own.
+    allowed = {*also, *(words[0] for line in lines if (words := line.split()) and words[0] != "#")}
     for key in (secret, *allowed):
         if len(key) != KEY_LETTERS:
             detail = f"a key in {directory} does not have {KEY_LETTERS} letters; make it again with nemo-dcr keys new"

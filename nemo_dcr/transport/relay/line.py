@@ -17,7 +17,7 @@ from typing import Protocol
 import zmq
 
 from nemo_dcr.errors import AttemptFailed, EndpointLost, PayloadMissing
-from nemo_dcr.ids import AttemptId
+from nemo_dcr.ids import AttemptId, OwnerId
 from nemo_dcr.transport.base import Announcement
 from nemo_dcr.transport.relay import wire
 from nemo_dcr.transport.relay.channel import Channel
@@ -28,7 +28,7 @@ class Session(Protocol):
     """One subscription as its line sees it; called on the loop's thread."""
 
     attempt: AttemptId
-    owners: tuple[int, ...]
+    owners: tuple[OwnerId, ...]
 
     def take(self, entries: tuple[wire.Told | wire.Closed, ...]) -> bool:
         """Entries of the log came; True when more are wanted now."""

@@ -1,4 +1,4 @@
-"""The listening side of a relay node: one ROUTER socket, the allow-list of keys, greetings, and limits on every message.
+"""The listening side of a relay node: one ROUTER socket, the allow-list of keys, greetings, and limits on messages.
 
 ROUTER_MANDATORY makes a message to a peer that is gone an error instead of a silent loss; such a peer is forgotten. A
 peer must greet first, with this version and run. What is unreadable or too large is refused and counted, and the node
@@ -23,6 +23,7 @@ from nemo_dcr.transport.relay import wire
 from nemo_dcr.transport.relay.channel import MESSAGES_A_TURN
 from nemo_dcr.transport.relay.counters import NodeCounters
 from nemo_dcr.transport.relay.keys import Security, secure_listener
+from nemo_dcr.transport.relay.loop import has_message
 from nemo_dcr.transport.relay.settings import RelayConfig
 
 logger = logging.getLogger(__name__)
@@ -102,13 +103,12 @@ class Listener:
 
     def turn(self, now: float) -> None:
         """As `Watched.turn`."""
-        while self._zap.poll(0):
+        while has_message(self._zap):
             self._zap.send_multipart(self._admission(self._zap.recv_multipart()))
         for _ in range(MESSAGES_A_TURN):
-            try:
-                parts = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
+            if not has_message(self._socket):
                 return
+            parts = self._socket.recv_multipart(copy=False)
             self._take(bytes(parts[0].buffer), parts[1:])
 
     def send(self, peer: Peer, message: wire.FromNode, body: Any = None) -> bool:

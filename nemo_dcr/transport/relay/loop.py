@@ -1,7 +1,7 @@
 """One thread that owns sockets: it waits for any of them, runs what others posted, and lets each owner take its turn.
 
-All state of a relay node, or of a client, is touched by its loop's thread alone; other threads post actions and wait for
-what these set. A turn never blocks.
+All state of a relay node, or of a client, is touched by its loop's thread alone; other threads post actions and wait
+for what these set. A turn never blocks.
 Not handled: a turn that takes long; everything else of this loop then waits.
 
 Paper: Section 7 (relay tree)   Spec: Channel
@@ -24,6 +24,12 @@ logger = logging.getLogger(__name__)
 
 TICK_MS = 50
 """Time limits are looked at so often."""
+
+
+def has_message(socket: zmq.Socket[Any]) -> bool:
+    """Whether something can be received now; cheaper than a poll or a failed receive."""
+    events: Any = socket.getsockopt(zmq.EVENTS)
+    return bool(events & zmq.POLLIN)
 
 
 class Watched(Protocol):
@@ -52,6 +58,9 @@ class Loop:
         self._wake_read, self._wake_write = socket.socketpair()
         self._wake_read.setblocking(False)
         self._wake_write.setblocking(False)
+        self._poller = zmq.Poller()
+        self._polled: list[zmq.Socket[Any]] | None = None
+        """The sockets that the poller knows."""
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
 
@@ -89,12 +98,13 @@ class Loop:
             self._on_fault(fault)
 
     def _round(self) -> None:
-        poller = zmq.Poller()
-        poller.register(self._wake_read.fileno(), zmq.POLLIN)
-        for watched in self.watched:
-            for each in watched.sockets():
-                poller.register(each, zmq.POLLIN)
-        poller.poll(0 if self._actions else TICK_MS)
+        sockets = [each for watched in self.watched for each in watched.sockets()]
+        if sockets != self._polled:
+            self._poller, self._polled = zmq.Poller(), sockets
+            self._poller.register(self._wake_read.fileno(), zmq.POLLIN)
+            for each in sockets:
+                self._poller.register(each, zmq.POLLIN)
+        self._poller.poll(0 if self._actions else TICK_MS)
         with contextlib.suppress(BlockingIOError):
             self._wake_read.recv(4096)
         while self._actions:

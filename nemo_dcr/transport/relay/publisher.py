@@ -1,8 +1,8 @@
 """The owner's side of one attempt over a relay tree.
 
 A payload is published when it is acknowledged: queued at the root and at every node below it. Until then the caller's
-bytes are read frame by frame as the root grants them, and never copied whole; when `publish` returns or raises, they are
-read no more. Several threads may publish into one set, which keeps the link busy while acknowledgements travel.
+bytes are read frame by frame as the root grants them, and never copied whole; when `publish` returns or raises, they
+are read no more. Several threads may publish into one set, which keeps the link busy while acknowledgements travel.
 Not handled: an attempt over more than one tree.
 
 Paper: Section 7 (relay tree); Appendix C (transport interval)   Spec: Channel   Decisions: D24, D31
@@ -39,7 +39,7 @@ class RelayPublisher:
     """As `Publisher`; its methods may be called from several threads."""
 
     def __init__(self, client: RelayClient, attempt: AttemptId, owner: OwnerId, tree: RelayTree) -> None:
-        """Open the stream of `owner` at the root of `tree`. Raises: InvalidConfig when the root may not be spoken to."""
+        """Open the stream of `owner` at the root of `tree`. Raises: InvalidConfig when it may not be spoken to."""
         client.security.check_connect(tree.root_node)
         self._client = client
         self._attempt = attempt

@@ -1,11 +1,11 @@
 """How a node takes payloads from above and passes them on: admission, credits, cut-through, acknowledgement, failure.
 
 A payload is admitted when room for all of it is reserved, strictly in the order of arrival. It is then offered to every
-child, and its frames are granted. A frame is kept for local receivers and goes on at once to each child that granted it;
-the sender is granted more once every child was sent what is here, so a slow child slows everyone above it. It is
-acknowledged when it is complete here and acknowledged by every child. The same payload again is acknowledged without its
-bytes; other bytes under its number are a conflict. An END is confirmed when the set is exactly what it says, here and
-below. A child that is lost fails the attempt, names itself, and everyone above and below is told.
+child, and its frames are granted. A frame is kept for local receivers and goes on at once to each child that granted
+it; the sender is granted more once every child was sent what is here, so a slow child slows everyone above it. It is
+acknowledged when it is complete here and acknowledged by every child. The same payload again is acknowledged without
+its bytes; other bytes under its number are a conflict. An END is confirmed when the set is exactly what it says, here
+and below. A child that is lost fails the attempt, is named, and everyone above and below is told.
 Not handled: an owner that lies about its own payloads; receivers check every digest.
 
 Paper: Section 7 (relay tree); Appendix B (transports); Table B.2   Spec: Channel   Decisions: D24, D31
@@ -94,7 +94,9 @@ class Relaying:
             raise TransportFailed("relay", f"this is node {self._name!r}, not {tree.root!r}; correct the tree")
         strangers = [node.name for node in tree.nodes if self._known is not None and not _is_known(self._known, node)]
         if strangers:
-            raise TransportFailed("relay", f"node {self._name!r} does not know {', '.join(strangers)}; correct its tree")
+            raise TransportFailed(
+                "relay", f"node {self._name!r} does not know {', '.join(strangers)}; correct its tree"
+            )
         try:
             hops = tuple(self._hop_to(node) for node in tree.below(self._name))
         except InvalidConfig as problem:

@@ -1,8 +1,8 @@
 """The receiver's side of one attempt at its local relay node.
 
-Announcements are asked for ahead, up to a bound; bytes only when they are fetched. An owner's manifest is built from its
-announcements and must agree with the count and digest of its END. When the local node is lost, or the attempt failed
-anywhere in the tree, a subscription that is not complete says so; one that is complete has nothing to lose.
+Announcements are asked for ahead, up to a bound; bytes only when they are fetched. An owner's manifest is built from
+its announcements and must agree with the count and digest of its END. When the local node is lost, or the attempt
+failed anywhere in the tree, a subscription that is not complete says so; one that is complete has nothing to lose.
 Not handled: digests of payloads (the caller checks them).
 
 Paper: Section 7 (relay tree); Figure B.2   Spec: Channel   Decisions: D24

@@ -1,8 +1,8 @@
 """The relay tree as a transport: owners stream to the root of the attempt's tree, receivers read at their local node.
 
 Whoever opens an attempt says over which tree it runs, so a retry may leave a lost node out. A set is closed, and a
-payload published, when every node of the tree has it; so an attempt whose publishers all ended has every payload at every
-node, and without breaks of the connection each payload crossed the boundary once.
+payload published, when every node of the tree has it; so an attempt whose publishers all ended has every payload at
+every node, and without breaks of the connection each payload crossed the boundary once.
 Not handled: which receivers read at which node; `local` says it for this process.
 
 Paper: Section 7 (relay tree); Appendix B (transports)   Spec: Channel

@@ -56,14 +56,14 @@ class _Message(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fiel
 # ------------------------------------------------------------------------------------------- from those who connect
 
 
-class Hello(_Message, tag=1):
+class Hello(_Message, frozen=True, tag=1):
     """First message of a connection."""
 
     version: Number
     run: Name
 
 
-class Open(_Message, tag=2):
+class Open(_Message, frozen=True, tag=2):
     """An owner will stream in this attempt, over this tree, whose root is the node addressed."""
 
     attempt: Number
@@ -73,7 +73,7 @@ class Open(_Message, tag=2):
     """Attempts up to this one were cleaned up."""
 
 
-class Put(_Message, tag=3):
+class Put(_Message, frozen=True, tag=3):
     """Offer a payload; its frames follow as they are granted. A short one is the second part of this message."""
 
     attempt: Number
@@ -86,7 +86,7 @@ class Put(_Message, tag=3):
     """BLAKE2b-128 of all its bytes: the same payload again, or other bytes under its number."""
 
 
-class Data(_Message, tag=4):
+class Data(_Message, frozen=True, tag=4):
     """One frame of a payload; its bytes are the second part."""
 
     attempt: Number
@@ -96,7 +96,7 @@ class Data(_Message, tag=4):
     offset: Number
 
 
-class Withdraw(_Message, tag=5):
+class Withdraw(_Message, frozen=True, tag=5):
     """Its publisher was stopped: drop the payload unless it is complete."""
 
     attempt: Number
@@ -105,7 +105,7 @@ class Withdraw(_Message, tag=5):
     upload: Number
 
 
-class End(_Message, tag=6):
+class End(_Message, frozen=True, tag=6):
     """END of one owner's stream: how many payloads, and the manifest's digest."""
 
     attempt: Number
@@ -115,14 +115,14 @@ class End(_Message, tag=6):
     digest: Digest
 
 
-class Abandon(_Message, tag=7):
+class Abandon(_Message, frozen=True, tag=7):
     """The attempt failed above."""
 
     attempt: Number
     fault: Fault
 
 
-class Next(_Message, tag=8):
+class Next(_Message, frozen=True, tag=8):
     """What was published by these owners after place `index`; answered once there is something."""
 
     attempt: Number
@@ -131,7 +131,7 @@ class Next(_Message, tag=8):
     index: Number
 
 
-class Fetch(_Message, tag=9):
+class Fetch(_Message, frozen=True, tag=9):
     """Send the bytes of a payload from `offset` up to `upto`."""
 
     attempt: Number
@@ -144,7 +144,7 @@ class Fetch(_Message, tag=9):
     upto: Number
 
 
-class Fetched(_Message, tag=10):
+class Fetched(_Message, frozen=True, tag=10):
     """One subscription has all bytes of a payload."""
 
     attempt: Number
@@ -153,27 +153,27 @@ class Fetched(_Message, tag=10):
     session: Number
 
 
-class Clean(_Message, tag=11):
+class Clean(_Message, frozen=True, tag=11):
     """Drop every attempt up to and including `through`, here and below."""
 
     call: Number
     through: Number
 
 
-class Ask(_Message, tag=12):
+class Ask(_Message, frozen=True, tag=12):
     """Ask for the counters."""
 
     call: Number
 
 
-class Bye(_Message, tag=13):
+class Bye(_Message, frozen=True, tag=13):
     """Last message of a connection."""
 
 
 # ----------------------------------------------------------------------------------------------- from the node
 
 
-class Welcome(_Message, tag=31):
+class Welcome(_Message, frozen=True, tag=31):
     """Answer to `Hello`."""
 
     version: Number
@@ -182,13 +182,13 @@ class Welcome(_Message, tag=31):
     """New on every start: a node that was restarted holds nothing of what it had."""
 
 
-class Rejected(_Message, tag=32):
+class Rejected(_Message, frozen=True, tag=32):
     """A message was not taken; nothing else changed."""
 
     fault: Fault
 
 
-class Grant(_Message, tag=33):
+class Grant(_Message, frozen=True, tag=33):
     """Frames of an upload may be sent from `offset` (where it stands) up to `upto`."""
 
     upload: Number
@@ -196,33 +196,33 @@ class Grant(_Message, tag=33):
     upto: Number
 
 
-class Acked(_Message, tag=34):
+class Acked(_Message, frozen=True, tag=34):
     """The payload is queued at this node and at every node below it."""
 
     upload: Number
 
 
-class Refused(_Message, tag=35):
+class Refused(_Message, frozen=True, tag=35):
     """An upload or call is refused."""
 
     number: Number
     fault: Fault
 
 
-class Ended(_Message, tag=36):
+class Ended(_Message, frozen=True, tag=36):
     """The set of an owner is closed at this node and at every node below it."""
 
     call: Number
 
 
-class Failed(_Message, tag=37):
+class Failed(_Message, frozen=True, tag=37):
     """The attempt failed at this node or below it."""
 
     attempt: Number
     fault: Fault
 
 
-class Told(_Message, tag=51):
+class Told(_Message, frozen=True, tag=51):
     """An announcement, in an answer to `Next`."""
 
     owner: Number
@@ -231,7 +231,7 @@ class Told(_Message, tag=51):
     nbytes: Number
 
 
-class Closed(_Message, tag=52):
+class Closed(_Message, frozen=True, tag=52):
     """An owner's END, in an answer to `Next`."""
 
     owner: Number
@@ -239,7 +239,7 @@ class Closed(_Message, tag=52):
     digest: Digest
 
 
-class Entries(_Message, tag=38):
+class Entries(_Message, frozen=True, tag=38):
     """Answer to `Next`."""
 
     attempt: Number
@@ -249,34 +249,34 @@ class Entries(_Message, tag=38):
     entries: tuple[Told | Closed, ...]
 
 
-class Gone(_Message, tag=39):
+class Gone(_Message, frozen=True, tag=39):
     """The attempt was cleaned up: nothing more will come."""
 
     attempt: Number
     session: Number
 
 
-class Piece(_Message, tag=40):
+class Piece(_Message, frozen=True, tag=40):
     """One frame of a fetched payload; its bytes are the second part."""
 
     fetch: Number
     offset: Number
 
 
-class Missing(_Message, tag=41):
+class Missing(_Message, frozen=True, tag=41):
     """The node does not hold the payload."""
 
     fetch: Number
     detail: Annotated[str, msgspec.Meta(max_length=2000)]
 
 
-class Cleaned(_Message, tag=42):
+class Cleaned(_Message, frozen=True, tag=42):
     """Answer to `Clean`, once every reachable node below has answered."""
 
     call: Number
 
 
-class Counted(_Message, tag=43):
+class Counted(_Message, frozen=True, tag=43):
     """Answer to `Ask`."""
 
     call: Number
@@ -285,19 +285,7 @@ class Counted(_Message, tag=43):
 
 ToNode = Hello | Open | Put | Data | Withdraw | End | Abandon | Next | Fetch | Fetched | Clean | Ask | Bye
 FromNode = (
-    Welcome
-    | Rejected
-    | Grant
-    | Acked
-    | Refused
-    | Ended
-    | Failed
-    | Entries
-    | Gone
-    | Piece
-    | Missing
-    | Cleaned
-    | Counted
+    Welcome | Rejected | Grant | Acked | Refused | Ended | Failed | Entries | Gone | Piece | Missing | Cleaned | Counted
 )
 _TO_NODE: msgspec.msgpack.Decoder[ToNode] = msgspec.msgpack.Decoder(ToNode)
 _FROM_NODE: msgspec.msgpack.Decoder[FromNode] = msgspec.msgpack.Decoder(FromNode)
