@@ -30,6 +30,8 @@ class Request:
     method: str
     path: str
     """Path and query."""
+    range: str = ""
+    """The bytes that are asked for, empty for all."""
 
 
 @dataclass
@@ -46,6 +48,8 @@ class Fault:
     """Ask the server, then close the connection without an answer."""
     keep_bytes: int | None = None
     """Send the head of the true answer and so many bytes of its body, then close."""
+    hold: threading.Event | None = None
+    """Do nothing before this is set."""
     drop_header: str = ""
     """The server does not see this header."""
 
@@ -113,7 +117,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _forward(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        fault = self._proxy.take(Request(self.command, self.path)) or Fault(lambda request: True)
+        fault = self._proxy.take(Request(self.command, self.path, self.headers.get("Range", ""))) or Fault(
+            lambda request: True
+        )
+        if fault.hold is not None:
+            fault.hold.wait()
         if fault.status:
             self._answer_error(fault)
             return

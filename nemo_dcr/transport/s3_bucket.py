@@ -204,7 +204,8 @@ class S3Bucket:
 
         Raises: TransportFailed.
         """
-        request = {"Bucket": self.config.bucket, "Prefix": self.key(prefix)}
+        request: dict[str, Any] = {"Bucket": self.config.bucket, "Prefix": self.key(prefix)}
+        request["MaxKeys"] = self.config.page_keys
         request.update({"StartAfter": self.key(after)} if after else {})
         cut = len(self.config.root)
         while True:

@@ -54,6 +54,8 @@ class S3Config:
     """Requests of one process at a time."""
     part_bytes: int = 64 * MIB
     """Larger objects go up in parts of this size; each part in flight is held twice."""
+    page_keys: int = 1000
+    """Keys of one page of a listing; servers give no more than 1000."""
     read_ahead_bytes: int = 256 * MIB
     """Announced payloads that are downloaded before they are asked for, at most; 0 for none."""
     max_payload_bytes: int = 8 * 1024 * MIB
@@ -79,6 +81,8 @@ class S3Config:
                 raise InvalidConfig(f"s3.{name}", f"must be positive, got {getattr(self, name)}")
         if self.part_bytes < 5 * MIB:
             raise InvalidConfig("s3.part_bytes", f"must be at least 5 MiB, got {self.part_bytes}")
+        if not 1 <= self.page_keys <= 1000:
+            raise InvalidConfig("s3.page_keys", f"must be 1 to 1000, got {self.page_keys}")
         if self.read_ahead_bytes < 0:
             raise InvalidConfig("s3.read_ahead_bytes", f"must not be negative, got {self.read_ahead_bytes}")
 

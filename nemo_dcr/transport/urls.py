@@ -2,8 +2,7 @@
 
     file:///DIRECTORY                                          a directory that all processes reach
     s3://BUCKET[/PREFIX][?endpoint=URL&region=NAME]            AWS S3, or any S3-compatible server at the endpoint
-                                                               (further options: parallel, part_bytes, read_ahead_bytes,
-                                                               max_payload_bytes, missing_after_s, timeout_s, attempts)
+                                                               (further options: the other fields of S3Config)
 
 A URL holds no secret. Nothing is asked of the far side here, except that a directory is made and marked.
 Not handled: credentials (boto3's standard chain, or handed over).
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from nemo_dcr.transport.s3_client import S3Credentials
 
 _TEXTS = frozenset({"endpoint", "region"})
-_INTEGERS = frozenset({"parallel", "part_bytes", "read_ahead_bytes", "max_payload_bytes", "attempts"})
+_INTEGERS = frozenset({"parallel", "part_bytes", "page_keys", "read_ahead_bytes", "max_payload_bytes", "attempts"})
 _SECONDS = frozenset({"missing_after_s", "timeout_s"})
 _KNOWN = "file:///DIRECTORY or s3://BUCKET/PREFIX?endpoint=URL&region=NAME"
 

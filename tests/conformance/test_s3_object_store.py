@@ -17,8 +17,11 @@ pytestmark = pytest.mark.slow
 
 
 class S3Suite(TransportSuite):
+    page_keys = 1000
+    """Of a listing, less than `many`."""
+
     def open(self, server: ObjectServer) -> Iterator[S3ObjectStore]:
-        self.server, self.config = server, server.config()
+        self.server, self.config = server, server.config(page_keys=self.page_keys)
         with ExitStack() as self.stack:
             yield self.stack.enter_context(server.store(self.config))
 
@@ -40,6 +43,8 @@ class TestOverSeaweedfs(S3Suite):
 
 
 class TestOverMoto(S3Suite):
+    many, page_keys = 110, 50
+
     @pytest.fixture
     def transport(self, moto: ObjectServer) -> Iterator[S3ObjectStore]:
         yield from self.open(moto)
