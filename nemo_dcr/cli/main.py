@@ -57,6 +57,9 @@ def demo(
     ] = None,
     steps: Annotated[int, typer.Option(min=1, max=1000, help="Optimizer steps, one refit after each.")] = 4,
     json: Annotated[Path | None, typer.Option(help="Write the report to this file too.")] = None,
+    timeline: Annotated[
+        Path | None, typer.Option(help="Write the timeline of every refit to this file, as Chrome trace JSON.")
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bars.")] = False,
     engine: Annotated[
         Engine | None,
@@ -86,7 +89,7 @@ def demo(
     try:
         directory.mkdir(parents=True, exist_ok=True)
         checkpoint = model.resolve() if model is not None else smollm2_checkpoint(directory / "model")
-        report = run_demo(plan_job(directory / "run", checkpoint, served.value), steps, quiet=quiet)
+        report = run_demo(plan_job(directory / "run", checkpoint, served.value), steps, quiet=quiet, timeline=timeline)
     finally:
         if run_dir is None:
             shutil.rmtree(directory, ignore_errors=True)
