@@ -64,6 +64,9 @@ def demo(
     ] = None,
     steps: Annotated[int, typer.Option(min=1, max=1000, help="Optimizer steps, one refit after each.")] = 4,
     json: Annotated[Path | None, typer.Option(help="Write the report to this file too.")] = None,
+    timeline: Annotated[
+        Path | None, typer.Option(help="Write the timeline of every refit to this file, as Chrome trace JSON.")
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bars.")] = False,
     engine: Annotated[
         Engine | None,
@@ -103,7 +106,7 @@ def demo(
         checkpoint = model.resolve() if model is not None else smollm2_checkpoint(directory / "model")
         with open_payload_store(transport.value, s3_url, directory / "seaweedfs") as store:
             job = plan_job(directory / "run", checkpoint, served.value, store.url)
-            report = run_demo(job, steps, quiet=quiet, store=store)
+            report = run_demo(job, steps, quiet=quiet, store=store, timeline=timeline)
     finally:
         if run_dir is None:
             shutil.rmtree(directory, ignore_errors=True)
