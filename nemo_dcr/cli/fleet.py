@@ -8,7 +8,7 @@ Paper: Section 3 (trainer ranks, receivers); Section 6.1 (prewarm call)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from nemo_dcr.canonical import TensorMeta
@@ -41,10 +41,15 @@ class Fleet:
         clock: LamportClock,
         endpoints: SocketEndpoints | None = None,
         secrets: Mapping[str, str] | None = None,
+        within: Callable[[str], Sequence[str]] = lambda name: (),
     ) -> None:
-        """`secrets` go to every process as environment variables: credentials of the payload store."""
+        """`secrets` go to every process as environment variables: credentials of the payload store.
+
+        `within` gives, by process name, the command that puts a process on its host; see `Child`.
+        """
         self.job = job
         self.secrets = secrets or {}
+        self._within = within
         self.endpoints = endpoints or SocketEndpoints(clock)
         self.tensors: tuple[TensorMeta, ...] = ()
         """The canonical tensor table of the trainers."""
@@ -137,7 +142,9 @@ class Fleet:
 
     def _spawn(self, name: str, module: str, *arguments: str) -> None:
         log = self.job.directory / "logs" / f"{name.replace('/', '-')}.log"
-        self._children[name] = Child(name, module, [str(self.job.file), *arguments], log, self.secrets)
+        self._children[name] = Child(
+            name, module, [str(self.job.file), *arguments], log, self.secrets, self._within(name)
+        )
 
     def _spawn_instance(self, instance: InstanceId) -> None:
         for rank in range(self.job.instances[instance]):

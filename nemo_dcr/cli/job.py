@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,14 @@ class DemoJob:
     """URL of the payload store; empty for `store` in the run directory. Holds no credentials."""
     engine: str = REFERENCE
     """What serves: the reference engine of this package, or real vLLM servers."""
+    listen: dict[str, str] = field(default_factory=dict)
+    """Control address of each process by name; a free loopback port for those that are not named."""
+    keys: str = ""
+    """Folder with a key directory for each process; empty for plaintext on loopback addresses."""
+    tree: str = ""
+    """JSON file of the relay tree; empty for none."""
+    relay_nodes: dict[str, str] = field(default_factory=dict)
+    """The node of the tree at which each receiver reads."""
     learning_rate: float = 1e-6
     seed: int = 0
 

@@ -150,3 +150,7 @@ def main() -> None:
 def _say(problem: NemoDcrError, code: int) -> None:
     typer.echo(f"nemo-dcr: {problem}", err=True)
     sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

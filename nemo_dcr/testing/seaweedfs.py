@@ -19,6 +19,7 @@ import socket
 import subprocess
 import sysconfig
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from nemo_dcr.errors import EndpointLost, OperatorNeeded
@@ -48,8 +49,16 @@ def seaweedfs_binary() -> Path:
 class SeaweedServer:
     """One running server with one bucket; close it. Use it as a context manager."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(
+        self, directory: Path, *, host: str = _HOST, port: int | None = None, within: Sequence[str] = ()
+    ) -> None:
         """Start a server that keeps its files and its log in `directory`, and wait until it answers.
+
+        Args:
+            directory: made if it is absent.
+            host: address that it listens on.
+            port: of the S3 service; None takes a free one.
+            within: a command that becomes the one after it, such as `nsenter` into the namespace of a host.
 
         Raises: OperatorNeeded when SeaweedFS is not installed; EndpointLost when the server does not answer.
         """
@@ -57,11 +66,13 @@ class SeaweedServer:
         self.log = directory / "weed.log"
         self.credentials = S3Credentials(access_key=secrets.token_hex(8), secret_key=secrets.token_hex(16))
         self.endpoint = ""
+        self._host = host
+        self._within = within
         (directory / "data").mkdir(parents=True, exist_ok=True)
         identities = directory / "identities.json"
         identities.touch(mode=0o600)
         identities.write_text(json.dumps(_identities(self.credentials)), encoding="utf-8")
-        self._process = self._start(identities)
+        self._process = self._start(identities, port)
         try:
             self._wait_until_it_answers()
         except BaseException:
@@ -94,17 +105,19 @@ class SeaweedServer:
             self._process.kill()
         self._process.wait()
 
-    def _start(self, identities: Path) -> subprocess.Popen[bytes]:
+    def _start(self, identities: Path, port: int | None) -> subprocess.Popen[bytes]:
         names = (*_PORTS, *(f"{name}.grpc" for name in _PORTS), *_LONE_PORTS)
         numbers = dict(zip(names, _free_ports(len(names)), strict=True))
-        self.endpoint = f"http://{_HOST}:{numbers['s3.port']}"
+        numbers["s3.port"] = port or numbers["s3.port"]
+        self.endpoint = f"http://{self._host}:{numbers['s3.port']}"
         command = [
+            *self._within,
             str(seaweedfs_binary()),
             f"-logdir={self.directory}",
             "mini",
             f"-dir={self.directory / 'data'}",
-            f"-ip={_HOST}",
-            f"-ip.bind={_HOST}",
+            f"-ip={self._host}",
+            f"-ip.bind={self._host}",
             f"-s3.config={identities}",
             f"-bucket={BUCKET}",
             *(f"-{name}={number}" for name, number in numbers.items()),
