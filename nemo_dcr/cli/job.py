@@ -108,8 +108,7 @@ def plan_job(run: Path, model: Path, engine: str = REFERENCE, transport: str = "
         LlamaShape.of(config, rank=0, tp=1, vocab_padding=VOCAB_PADDING)
         degree = next((degree for degree in (3, 2, 4) if _splits(config, degree)), 1)
         instances = {"solo": 1, f"tp{degree}": degree}
-    target = sum(meta.nbytes for meta in tensor_table(model)) // (2 * OWNERS * PAYLOADS_AT_LEAST)
-    target = max(1, min(TARGET_BYTES, target))
+    target = target_bytes(model)
     return DemoJob(
         run=str(run),
         model=str(model),
@@ -120,6 +119,16 @@ def plan_job(run: Path, model: Path, engine: str = REFERENCE, transport: str = "
         bucket_target_bytes=target,
         engine=engine,
         transport=transport,
+    )
+
+
+def target_bytes(model: Path) -> int:
+    """Chunk and bucket target with which every owner sends at least 15 payloads: 4 MiB, or less for a small model.
+
+    Raises: InvalidConfig when the directory is no checkpoint.
+    """
+    return max(
+        1, min(TARGET_BYTES, sum(meta.nbytes for meta in tensor_table(model)) // (2 * OWNERS * PAYLOADS_AT_LEAST))
     )
 
 

@@ -104,8 +104,11 @@ class _Counters:
         return msgspec.json.encode(list(self._crossings.values())) + b"\n"
 
 
-def _enter(namespace: str | Path) -> None:
-    """Move this thread into a namespace; `os.setns` is newer than the oldest Python that is supported."""
+def enter_namespace(namespace: str | Path) -> None:
+    """Move this thread into a namespace; `os.setns` is newer than the oldest Python that is supported.
+
+    Raises: OSError.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     with Path(namespace).open("rb") as handle:
         if libc.setns(handle.fileno(), _CLONE_NEWNET):
@@ -114,7 +117,7 @@ def _enter(namespace: str | Path) -> None:
 
 def _tun(namespace: str) -> int:
     """Make the TUN interface of a region and return its descriptor."""
-    _enter(NAMESPACES / namespace)
+    enter_namespace(NAMESPACES / namespace)
     tun = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
     request = struct.pack("16sH22s", INTERFACE.encode(), _IFF_TUN | _IFF_NO_PI, b"")
     fcntl.ioctl(tun, _TUNSETIFF, request)
@@ -127,7 +130,7 @@ class DelayLine:
     def __init__(self, line: Line) -> None:
         with Path("/proc/self/ns/net").open("rb") as home:
             self._regions = {_tun(end.namespace): end.region for end in line.ends}
-            _enter(Path("/proc/self/fd") / str(home.fileno()))
+            enter_namespace(Path("/proc/self/fd") / str(home.fileno()))
         descriptors = {region: tun for tun, region in self._regions.items()}
         self._ends = {bytes(end.prefix): (descriptors[end.region], end.region) for end in line.ends}
         self._delay_s = line.delay_s

@@ -24,7 +24,15 @@ from types import TracebackType
 import msgspec
 
 from nemo_dcr.errors import InvalidConfig, OperatorNeeded
-from nemo_dcr.testing.delay_line import INTERFACE, NAMESPACES, Crossing, Line, LineEnd, remove_namespaces
+from nemo_dcr.testing.delay_line import (
+    INTERFACE,
+    NAMESPACES,
+    Crossing,
+    Line,
+    LineEnd,
+    enter_namespace,
+    remove_namespaces,
+)
 
 TRAINING, ROLLOUT, STORE = "training", "rollout", "store"
 _PREFIX = "ndcr"
@@ -70,6 +78,10 @@ class Host:
     def command(self, arguments: Sequence[str]) -> list[str]:
         """The command line that runs `arguments` on this host; it becomes that process, with the same pid."""
         return ["nsenter", f"--net={NAMESPACES / self.namespace}", "--", *arguments]
+
+    def enter(self) -> None:
+        """Move the calling thread, and what it starts from now on, onto this host. Raises: OSError."""
+        enter_namespace(NAMESPACES / self.namespace)
 
 
 @dataclass(frozen=True, slots=True)
