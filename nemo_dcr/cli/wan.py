@@ -36,7 +36,7 @@ TRANSPORTS = (RELAY, STORE)
 RTT_MS = 40.0
 LEAST_PAYLOADS = 15
 SHORT_RATES, FULL_RATES = (20.0,), (10.0, 20.0, 50.0)
-SHORT_SHARE = 16
+SHORT_SHARE = 8
 """The short form moves one part in so many of the checkpoint and scales the time."""
 
 
