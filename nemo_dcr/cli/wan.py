@@ -25,7 +25,7 @@ import typer
 from nemo_dcr.cli.places import RELAY, STORE
 from nemo_dcr.cli.wan_row import WanRow, table
 from nemo_dcr.cli.wan_run import Case, WanRun
-from nemo_dcr.cli.wan_site import PORTS, WanSite
+from nemo_dcr.cli.wan_site import PORTS, STORE_PORT, WanSite
 from nemo_dcr.errors import NemoDcrError, OperatorNeeded
 from nemo_dcr.runtime.timeline import chrome_trace
 from nemo_dcr.testing.checkpoint import SINGLE_FILE, smollm2_checkpoint
@@ -142,7 +142,7 @@ def main(
     try:
         checkpoint = model.resolve() if model is not None else smollm2_checkpoint(here / "model")
         for rate in FULL_RATES if full else SHORT_RATES:
-            boundary = Boundary(rate_mbit=rate, rtt_ms=RTT_MS, ports=PORTS)
+            boundary = Boundary(rate_mbit=rate, rtt_ms=RTT_MS, ports=PORTS, http_ports=(STORE_PORT,))
             found, missed = run_boundary(boundary, here / f"{rate:g}-mbit", checkpoint, full=full)
             rows += found
             unmet += missed

@@ -5,7 +5,8 @@ cover, on the busiest owner. The transport lower bound is the same for the inter
 of payloads; with object storage the downloads of a rollout node are such intervals too, because the store and not the
 owner sends to them. What remains of the latency above the larger bound and finalization went into startup, drain and
 hand-overs. Payload-carrying bytes are the data bytes of TCP segments on the transport's port in the direction of the
-payloads, each as often as it was sent, with the headers of its protocol.
+payloads, each as often as it was sent, with the headers of its protocol; on the store's port, of messages that carry
+objects. What else the store says, listings above all, is told apart.
 
 Paper: Section 7 (V_payload, V_cross); Section 8.7; Appendix C (timed window, lower bounds, finalization)
 """
@@ -38,12 +39,14 @@ class Crossed:
 
     payload: int
     """Payload-carrying, retransmission included."""
+    beside: int
+    """Data bytes on the transport's port that carry no payload: both directions, listings, acknowledgements."""
     interface: int
     """IPv4 packets of both directions and all ports."""
     control: int
     """Data bytes on the control port, both directions."""
     other: int
-    """Bytes of every port that is neither control nor transport."""
+    """Bytes of every port that is neither control nor a transport's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,17 +116,23 @@ def crossed_between(
     before: Iterable[Crossing], after: Iterable[Crossing], *, transport: str, control_port: int, port: int
 ) -> Crossed:
     """What crossed between two readings of the counters; `port` is the transport's."""
-    change: dict[tuple[str, str, int], tuple[int, int]] = {}
+    change: dict[tuple[str, str, int], tuple[int, int, int]] = {}
+    none = (0, 0, 0)
     for sign, rows in ((-1, before), (1, after)):
         for row in rows:
-            data, every = change.get((row.source, row.target, row.port), (0, 0))
-            change[row.source, row.target, row.port] = (data + sign * row.data_bytes, every + sign * row.all_bytes)
-    known = {control_port, port}
+            objects, data, every = change.get((row.source, row.target, row.port), none)
+            change[row.source, row.target, row.port] = (
+                objects + sign * row.object_bytes,
+                data + sign * row.data_bytes,
+                every + sign * row.all_bytes,
+            )
+    payload = sum(change.get((*direction, port), none)[0] for direction in _DIRECTIONS[transport])
     return Crossed(
-        payload=sum(change.get((*direction, port), (0, 0))[0] for direction in _DIRECTIONS[transport]),
-        interface=sum(every for _, every in change.values()),
-        control=sum(data for (_, _, at), (data, _) in change.items() if at == control_port),
-        other=sum(every for (_, _, at), (_, every) in change.items() if at == OTHER_PORT or at not in known),
+        payload=payload,
+        beside=sum(data for (_, _, at), (_, data, _) in change.items() if at == port) - payload,
+        interface=sum(every for _, _, every in change.values()),
+        control=sum(data for (_, _, at), (_, data, _) in change.items() if at == control_port),
+        other=sum(every for (_, _, at), (_, _, every) in change.items() if at == OTHER_PORT),
     )
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from nemo_dcr.cli.check import ask_oracle
 from nemo_dcr.cli.engine_process import DUMP_TO_FILE, DumpToFile
-from nemo_dcr.cli.fleet import CALL_S, Fleet
+from nemo_dcr.cli.fleet import Fleet
 from nemo_dcr.cli.places import CHOOSE, RELAY, STORE, Choose, file_name, place_of, security_of
 from nemo_dcr.cli.trainer_process import GATHER, TRAIN_STEP, Gather, TrainStep
 from nemo_dcr.cli.wan_row import WanRow, construction_bound_s, crossed_between, transport_bound_s
@@ -46,6 +46,8 @@ from nemo_dcr.testing.regions import Connection, Host, Regions
 from nemo_dcr.trace import LamportClock
 
 TRANSITION_S = 600.0
+CALL_S = 600.0
+"""Limit for a start, a training step, a gather or a dump: six processes with a model each share a machine."""
 PORT_OF = {RELAY: RELAY_PORT, STORE: STORE_PORT}
 
 
@@ -72,7 +74,7 @@ class WanRun:
         self._job = site.job
         clock = LamportClock()
         security = security_of(self._job, COORDINATOR)
-        self._fleet = Fleet(self._job, clock, SocketEndpoints(clock, security), site.environment, site.within)
+        self._fleet = Fleet(self._job, clock, SocketEndpoints(clock, security), site.environment, site.within, CALL_S)
         self._clock = clock
         self._control = open_control(self._job.record)
         self._tracer: FileTracer | None = None

@@ -2,9 +2,11 @@
 
 The kernel at hand need not have netem: each region ends in a TUN interface, and this process carries IPv4 packets from
 one to the other, by destination, after a fixed delay. It counts TCP data bytes (retransmissions included) and all
-bytes, by direction and by service port. A packet of any other port or protocol is counted under port 0. Its standard
-input is its leash: `read` asks for the counters, and the end of it, also by the death of whoever holds it, removes the
-namespaces.
+bytes, by direction and by service port. A packet of any other port or protocol is counted under port 0. On HTTP ports
+it tells segments that carry objects from the rest: a message is an object from its first segment on when it is a PUT
+request, or an answer that is not XML, as listings and errors are; it ends where the next message of its flow begins.
+Standard input is the leash: `read` asks for the counters, and the end of it, also by the death of whoever holds it,
+removes the namespaces.
 Not handled: rates (token buckets of the regions do that), loss, IPv6 (dropped).
 
     python -m nemo_dcr.testing.delay_line LINE.json
@@ -39,6 +41,7 @@ _TUNSETIFF, _IFF_TUN, _IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
 _BATCH = 64
 _LARGEST = 65536
 _TCP = 6
+_REQUESTS = (b"PUT ", b"GET ", b"HEAD ", b"POST ", b"DELETE ")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +63,8 @@ class Line:
     """One way."""
     ports: tuple[int, ...]
     """Service ports that are counted apart."""
+    http_ports: tuple[int, ...] = ()
+    """Those of them that speak HTTP without encryption."""
     namespaces: tuple[str, ...]
     """Removed at the end."""
 
@@ -75,30 +80,47 @@ class Crossing:
     packets: int = 0
     data_bytes: int = 0
     """Bytes inside TCP segments, each as often as it was sent."""
+    object_bytes: int = 0
+    """Those of them in segments that carry objects; all of them where the port does not speak HTTP."""
     all_bytes: int = 0
     """IPv4 packets with their headers."""
 
 
 class _Counters:
-    def __init__(self, ports: tuple[int, ...]) -> None:
+    def __init__(self, ports: tuple[int, ...], http_ports: tuple[int, ...]) -> None:
         self._ports = frozenset(ports)
+        self._http_ports = frozenset(http_ports)
+        self._carries: dict[bytes, bool] = {}
+        """By flow: whether its present message is an object."""
         self._crossings: dict[tuple[str, str, int], Crossing] = {}
 
     def count(self, source: str, target: str, packet: bytes) -> None:
-        port, data = OTHER_PORT, 0
+        port, data, objects = OTHER_PORT, 0, 0
         header = (packet[0] & 15) * 4
         # A later fragment has no TCP header; none is made here, because TCP sends no packet above the MTU.
         if packet[9] == _TCP and len(packet) >= header + 20:
             origin, destination = struct.unpack_from("!HH", packet, header)
             port = next((known for known in (destination, origin) if known in self._ports), OTHER_PORT)
-            data = len(packet) - header - (packet[header + 12] >> 4) * 4
+            begin = header + (packet[header + 12] >> 4) * 4
+            data = len(packet) - begin
+            flow = packet[12:20] + packet[header : header + 4]
+            objects = data if port not in self._http_ports or self._is_object(flow, packet[begin:]) else 0
         key = (source, target, port)
         found = self._crossings.get(key)
         if found is None:
             found = self._crossings[key] = Crossing(source, target, port)
         found.packets += 1
         found.data_bytes += data
+        found.object_bytes += objects
         found.all_bytes += len(packet)
+
+    def _is_object(self, flow: bytes, segment: bytes) -> bool:
+        if segment.startswith(b"HTTP/1."):
+            head = segment.partition(b"\r\n\r\n")[0].lower()
+            self._carries[flow] = b"content-type: application/xml" not in head
+        elif segment.startswith(_REQUESTS):
+            self._carries[flow] = segment.startswith(b"PUT ")
+        return self._carries.get(flow, False)
 
     def read(self) -> bytes:
         return msgspec.json.encode(list(self._crossings.values())) + b"\n"
@@ -134,7 +156,7 @@ class DelayLine:
         descriptors = {region: tun for tun, region in self._regions.items()}
         self._ends = {bytes(end.prefix): (descriptors[end.region], end.region) for end in line.ends}
         self._delay_s = line.delay_s
-        self._counters = _Counters(line.ports)
+        self._counters = _Counters(line.ports, line.http_ports)
         self._waiting: deque[tuple[float, int, bytes]] = deque()
         """Due time, descriptor, packet; one delay for all, so the first is due first."""
 

@@ -56,6 +56,8 @@ class Boundary:
     """Added to every round trip between regions."""
     ports: tuple[int, ...] = ()
     """Service ports whose bytes are counted apart."""
+    http_ports: tuple[int, ...] = ()
+    """Those of them on which objects are told from listings and errors."""
     mtu: int = 1500
 
     def __post_init__(self) -> None:
@@ -238,6 +240,7 @@ class Regions:
             ends=tuple(LineEnd(region=r, namespace=n, prefix=_NETS[r]) for r, n in routers.items()),
             delay_s=self.boundary.rtt_ms / 2000,
             ports=self.boundary.ports,
+            http_ports=self.boundary.http_ports,
             namespaces=self._names(),
         )
         with tempfile.NamedTemporaryFile(prefix="nemo-dcr-line-", suffix=".json") as file:

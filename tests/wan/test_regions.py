@@ -5,17 +5,19 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from nemo_dcr.errors import InvalidConfig, OperatorNeeded
 from nemo_dcr.testing import regions as regions_module
-from nemo_dcr.testing.delay_line import NAMESPACES, OTHER_PORT
+from nemo_dcr.testing.delay_line import NAMESPACES, OTHER_PORT, Crossing, _Counters
 from nemo_dcr.testing.regions import ROLLOUT, TRAINING, Boundary, Host, Regions, require_namespaces, sweep
 
 RATE_MBIT, RTT_MS, PORT, UNCOUNTED = 40.0, 40.0, 7400, 7999
@@ -162,6 +164,40 @@ def test_data_bytes_are_counted_by_direction_and_port_and_everything_else_apart(
     assert data[0] + 40 * 500 < every[0] < 1.08 * data[0]
     assert 0 < every[2] < every[0] // 10  # acknowledgements
     assert len({(c.source, c.target, c.port) for c in regions.crossings()}) == len(regions.crossings())
+
+
+def test_on_http_ports_objects_are_told_from_listings_errors_and_questions() -> None:
+    counters = _Counters((8333, 7500), (8333,))
+
+    def segment(data: bytes, *, to_server: bool, port: int = 8333) -> bytes:
+        ports = (40000, port) if to_server else (port, 40000)
+        tcp = struct.pack("!HHIIBBHHH", *ports, 0, 0, 5 << 4, 0, 0, 0, 0)
+        addresses = bytes((198, 18, 1, 10)), bytes((198, 18, 3, 10))
+        source, target = addresses if to_server else addresses[::-1]
+        head = struct.pack("!BBHHHBBH4s4s", 0x45, 0, 40 + len(data), 0, 0, 64, 6, 0, source, target)
+        return head + tcp + data
+
+    def objects() -> int:
+        return sum(row.object_bytes for row in msgspec.json.decode(counters.read(), type=list[Crossing]))
+
+    listing = b"HTTP/1.1 200 OK\r\nContent-Type: application/xml\r\n\r\n<List>"
+    answer = b"HTTP/1.1 200 OK\r\nContent-Type: binary/octet-stream\r\n\r\n1234"
+    for data, to_server, carries in (
+        (b"PUT /bucket/0 HTTP/1.1\r\n\r\n", True, True),
+        (b"more of the object", True, True),
+        (b"GET /bucket?list HTTP/1.1\r\n\r\n", True, False),
+        (listing, False, False),
+        (b"<more of the listing>", False, False),
+        (b"GET /bucket/0 HTTP/1.1\r\n\r\n", True, False),
+        (answer, False, True),
+        (b"more of the object", False, True),
+    ):
+        before = objects()
+        counters.count("a", "b", segment(data, to_server=to_server))
+        assert objects() - before == (len(data) if carries else 0)
+    before = objects()
+    counters.count("a", "b", segment(b"GET what looks like HTTP", to_server=True, port=7500))
+    assert objects() - before == 24
 
 
 @pytest.mark.wan

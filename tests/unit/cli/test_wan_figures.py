@@ -28,7 +28,7 @@ GOOD = WanRow(
     payloads=40,
     least_payloads=18,
     v_payload=1_000_000,
-    crossed=Crossed(payload=1_010_000, interface=1_100_000, control=9_000, other=0),
+    crossed=Crossed(payload=1_010_000, beside=5_000, interface=1_100_000, control=9_000, other=0),
     latency_s=5.0,
     check_s=0.1,
     construction_s=2.0,
@@ -82,21 +82,23 @@ def test_object_storage_may_cross_once_up_and_once_down_to_every_node() -> None:
 
 def test_crossings_are_differences_by_port_and_direction() -> None:
     before = [
-        Crossing("training", "rollout", PORT, 1, 100, 150),
-        Crossing("training", "rollout", CONTROL_PORT, 1, 5, 9),
+        Crossing("training", "rollout", PORT, 1, 100, 100, 150),
+        Crossing("training", "rollout", CONTROL_PORT, 1, 5, 5, 9),
     ]
     after = [
-        Crossing("training", "rollout", PORT, 9, 1_100, 1_650),
-        Crossing("rollout", "training", PORT, 9, 30, 530),
-        Crossing("training", "rollout", CONTROL_PORT, 2, 25, 79),
-        Crossing("rollout", "training", CONTROL_PORT, 2, 7, 47),
-        Crossing("training", "store", ELSEWHERE, 1, 3, 43),
-        Crossing("rollout", "store", 0, 1, 0, 60),
+        Crossing("training", "rollout", PORT, 9, 1_100, 1_100, 1_650),
+        Crossing("rollout", "training", PORT, 9, 30, 30, 530),
+        Crossing("training", "rollout", CONTROL_PORT, 2, 25, 25, 79),
+        Crossing("rollout", "training", CONTROL_PORT, 2, 7, 7, 47),
+        Crossing("training", "store", ELSEWHERE, 1, 10, 3, 50),
+        Crossing("store", "rollout", ELSEWHERE, 1, 5, 5, 45),
+        Crossing("rollout", "store", 0, 1, 0, 0, 60),
     ]
     found = crossed_between(before, after, transport=RELAY, control_port=CONTROL_PORT, port=PORT)
-    assert found == Crossed(payload=1_000, interface=1_500 + 530 + 70 + 47 + 43 + 60, control=27, other=103)
+    everything = 1_500 + 530 + 70 + 47 + 50 + 45 + 60
+    assert found == Crossed(payload=1_000, beside=30, interface=everything, control=27, other=60)
     stored = crossed_between(before, after, transport=STORE, control_port=CONTROL_PORT, port=ELSEWHERE)
-    assert stored.payload == 3
+    assert (stored.payload, stored.beside) == (8, 7)
 
 
 def test_bounds_cover_overlaps_once_and_only_inside_the_window() -> None:
