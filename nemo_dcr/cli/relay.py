@@ -109,3 +109,7 @@ def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
     app.registered_commands += commands.registered_commands
     app.add_typer(key_commands, name="keys")
+
+
+if __name__ == "__main__":
+    commands()
