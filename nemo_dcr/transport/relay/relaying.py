@@ -132,13 +132,17 @@ class Relaying:
             return
         if owned.end is not None:
             raise PayloadConflict(str(header), "the set is closed without it")
+        self._require_size(header)
+        entry = owned.entries[header.payload] = Entry(header, peer, message.upload, inline=frame)
+        self._admission.append((attempt, entry))
+        self.admit()
+
+    def _require_size(self, header: Header) -> None:
+        """Refuse a payload that can never be held, before anything is allocated for it."""
         limit = min(self._config.max_payload_bytes, self._store.capacity)
         if header.nbytes > limit:
             detail = f"payload {header} of {header.nbytes} bytes is larger than {limit} bytes, which node {self._name}"
             raise TransportFailed("relay", f"{detail} can hold; raise its memory, spill or payload limit")
-        entry = owned.entries[header.payload] = Entry(header, peer, message.upload, inline=frame)
-        self._admission.append((attempt, entry))
-        self.admit()
 
     def _find(self, message: wire.Put | wire.Data | wire.End) -> tuple[Attempt, OwnerSet]:
         """The set that a message is about. Raises: AttemptFailed of any kind when it takes nothing."""

@@ -88,7 +88,9 @@ def test_a_slow_receiver_holds_its_owner_back_and_loses_nothing() -> None:
             assert len(acked) == 8
             with transport_over(tree, nodes[0].place) as first, transport_over(tree, nodes[1].place) as second:
                 with ThreadPoolExecutor(2) as readers:
-                    reading = [readers.submit(fetched_at_once, each.subscribe(ONE, [OWNER])) for each in (first, second)]
+                    reading = [
+                        readers.submit(fetched_at_once, each.subscribe(ONE, [OWNER])) for each in (first, second)
+                    ]
                     for each in reading:
                         assert each.result(PATIENCE_S) == {key(n): body_of(key(n), MIB) for n in range(40)}
             sending.result(PATIENCE_S)
