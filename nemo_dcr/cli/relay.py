@@ -53,6 +53,9 @@ def relay(
         Path | None, typer.Option(help="Where spill files go; default: the temporary directory.")
     ] = None,
     window: Annotated[int, typer.Option(min=1, help="MiB under way for one payload: bandwidth times delay.")] = 16,
+    heartbeat_timeout_ms: Annotated[
+        int, typer.Option(min=500, help="Silence after which a peer is lost; longer than 1 MiB takes on its link.")
+    ] = 2000,
 ) -> None:
     """Run one node of a relay tree until SIGTERM."""
     known = read_tree(tree) if tree is not None else None
@@ -69,7 +72,12 @@ def relay(
         signal.signal(number, lambda *_: stopping.set())
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # each spilled payload is an open file
-    config = RelayConfig(memory_bytes=memory_mib * MIB, spill_bytes=spill_mib * MIB, window_frames=window)
+    config = RelayConfig(
+        memory_bytes=memory_mib * MIB,
+        spill_bytes=spill_mib * MIB,
+        window_frames=window,
+        heartbeat_timeout_ms=heartbeat_timeout_ms,
+    )
     started = RelayNode(
         node,
         address,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import signal
 import threading
@@ -14,6 +15,7 @@ import pytest
 from nemo_dcr.errors import AttemptFailed, EndpointLost
 from nemo_dcr.ids import AttemptId, OwnerId
 from nemo_dcr.testing.transport_suite import Consumer, body_of, publish
+from nemo_dcr.transport.base import Publisher
 from nemo_dcr.transport.relay.transport import RelayTransport
 from nemo_dcr.transport.relay.tree import RelayTree, balanced_tree
 from tests.e2e.relay_processes import RelayProcess
@@ -36,6 +38,11 @@ def processes() -> Iterator[list[RelayProcess]]:
 
 def tree_of(processes: list[RelayProcess]) -> RelayTree:
     return balanced_tree([process.place for process in processes], fan_out=2)
+
+
+def publish_for_ever(publisher: Publisher) -> None:
+    for number in itertools.count():
+        publish(publisher, key(number))
 
 
 class Stream(threading.Thread):
@@ -116,8 +123,7 @@ def test_a_node_that_was_restarted_is_not_taken_for_its_earlier_life(processes: 
         again.append(RelayProcess("n3", "--listen", leaf.place.address))
         assert again[0].wait().place == leaf.place
         with pytest.raises(AttemptFailed, match="relay node n3 is lost"):
-            for number in range(1, 100_000):
-                publish(publisher, key(number))
+            publish_for_ever(publisher)
         retry = transport.publisher(AttemptId(2), OWNER)
         publish(retry, key(0, 2))
         assert len(retry.close_set().payloads) == 1

@@ -1,4 +1,4 @@
-"""Whole refits over a relay tree: real nodes of the runtime, real tensors, a node lost on the way, every bit compared."""
+"""Whole refits over a relay tree: nodes of the runtime, real tensors, a node lost on the way, every bit compared."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def cluster(tmp_path: Path) -> Iterator[RelayCluster]:
 
 
 def test_refits_over_a_relay_tree_with_a_lost_node_and_a_retry_leave_no_wrong_bit(cluster: RelayCluster) -> None:
-    """A leaf is lost in the first attempt: it fails by name, the overwrite retry runs over another tree, and commits."""
+    """A node is lost in an attempt: it fails by name, the overwrite retry runs over another tree, and commits."""
     cluster.train()
     cluster.until(TransitionEnded)
     cluster.until(Ready)

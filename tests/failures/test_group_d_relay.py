@@ -119,8 +119,9 @@ def test_d7_two_runs_on_one_host_do_not_meet_and_a_port_is_free_after_a_crash() 
     with nodes_of(1, QUICK, run="first") as first, nodes_of(1, QUICK, run="second") as second:
         assert first[0].address != second[0].address
         with transport_over(tree_over(second), run="first", config=QUICK) as transport:
+            publisher = transport.publisher(ONE, OWNER)
             with pytest.raises(EndpointLost, match="belongs to run 'second'"):
-                publish(transport.publisher(ONE, OWNER), key(0))
+                publish(publisher, key(0))
         with transport_over(tree_over(second), run="second", config=QUICK) as transport:
             publish(transport.publisher(ONE, OWNER), key(0))
         first[0].close()
@@ -164,7 +165,7 @@ def test_d10_a_wrong_or_missing_key_is_refused_at_every_call() -> None:
                     lambda: transport.publisher(ONE, OWNER).close_set(),
                     lambda: transport.subscribe(ONE, [OWNER]).poll(10.0),
                     lambda: transport.cleanup(ONE),
-                    lambda: transport.counters(shape.root_node),
+                    lambda: transport.counters(tree.root_node),
                 ):
                     with pytest.raises(AttemptFailed):
                         call()

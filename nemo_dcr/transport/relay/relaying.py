@@ -14,6 +14,7 @@ Paper: Section 7 (relay tree); Appendix B (transports); Table B.2   Spec: Channe
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from collections.abc import Callable
 
@@ -31,6 +32,9 @@ from nemo_dcr.transport.relay.store import Body, Store
 from nemo_dcr.transport.relay.tree import RelayTree, TreeNode
 
 logger = logging.getLogger(__name__)
+
+_GRANT_S = 0.1
+"""Steps are saved up for at most so long."""
 
 Send = Callable[..., bool]
 
@@ -304,13 +308,18 @@ class Relaying:
             self._grant(entry)
 
     def _grant(self, entry: Entry) -> None:
-        """Allow a window beyond what every child was sent; small steps are saved up."""
+        """Allow a window beyond what every child was sent; small steps are saved up, but not for long.
+
+        On a slow link each frame is answered, so that its sender hears something between heartbeats.
+        """
         here = entry.body.available if entry.body is not None else 0
         passed_on = min([here, *((offer.sent or 0) for offer in entry.offers if not offer.acked)])
         upto = min(entry.header.nbytes, passed_on + self._config.window_bytes)
-        step = min(self._config.window_bytes // 4, entry.header.nbytes - entry.granted)
+        step, now = min(self._config.window_bytes // 4, entry.header.nbytes - entry.granted), time.monotonic()
+        if now - entry.granted_at > _GRANT_S:
+            step = 1
         if upto - entry.granted >= max(step, 1) and not entry.complete:
-            entry.granted = upto
+            entry.granted, entry.granted_at = upto, now
             self._send(entry.peer, wire.Grant(entry.upload, here, upto))
 
     def _acknowledge(self, attempt: Attempt, entry: Entry) -> None:

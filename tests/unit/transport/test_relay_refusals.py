@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import random
+import typing
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -86,6 +88,42 @@ def test_garbage_is_refused_with_a_typed_error(node: RelayNode, peer: RawPeer, p
     works(node)
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_no_message_of_any_kind_with_any_numbers_ends_a_node(node: RelayNode, seed: int) -> None:
+    """Well-formed messages of every kind, drawn with small, huge and foreign numbers and with bodies."""
+    rng = random.Random(seed)
+    raw = RawPeer(node)
+    kinds = [kind for kind in typing.get_args(wire.ToNode) if kind not in (wire.Bye, wire.Hello)]
+
+    def number() -> int:
+        return rng.choice([0, 0, 1, 1, 1, 2, 5, MIB, 2**31, 2**63, 2**64 - 1])
+
+    def value(name: str) -> object:
+        special = {
+            "tree": rng.choice([tree_over([node]), balanced_tree([node.place, TreeNode("x", "nonsense", "k" * 40)])]),
+            "owners": (number(), number()),
+            "digest": rng.randbytes(rng.choice([1, 16, 32])),
+            "checksum": rng.randbytes(16),
+            "fault": wire.Fault("PayloadConflict", "x", "y"),
+            "through": 0,
+            "cleaned": 0,
+        }
+        return special[name] if name in special else number()
+
+    try:
+        for _ in range(400):
+            kind = rng.choice(kinds)
+            message = kind(*[value(name) for name in kind.__struct_fields__])
+            raw.send(message, *[rng.randbytes(rng.choice([0, 1, 1000, MIB])) for _ in range(rng.choice([0, 0, 1]))])
+        raw.send(wire.Hello(wire.RELAY_VERSION, ""))
+        while not isinstance(raw.receive(), wire.Welcome):
+            pass
+    finally:
+        raw.close()
+    assert not node.ended.is_set()
+    works(node, attempt=2**40)
+
+
 def test_a_message_larger_than_a_frame_closes_its_connection(node: RelayNode, peer: RawPeer) -> None:
     opened(node, peer)
     peer.socket.send_multipart([wire.encode(wire.Data(1, 0, 0, 5, 0)), bytes(wire.MAX_PART_BYTES + 1)])
@@ -152,8 +190,9 @@ def test_a_payload_larger_than_the_limit_is_refused_before_anything_is_allocated
     counters = node.counters()
     assert (counters.memory_peak_bytes, counters.spilled_peak_bytes, counters.waiting) == (0, 0, 0)
     with transport_over(tree_over([node]), config=RelayConfig(max_payload_bytes=MIB)) as transport:
+        publisher = transport.publisher(ONE, OWNER)
         with pytest.raises(TransportFailed, match="max_payload_bytes"):
-            publish(transport.publisher(ONE, OWNER), key(0), bytes(MIB + 1))
+            publish(publisher, key(0), bytes(MIB + 1))
 
 
 def test_a_short_payload_must_be_as_long_as_it_says(node: RelayNode, peer: RawPeer) -> None:
@@ -208,12 +247,14 @@ def test_another_run_and_another_node_are_told_apart() -> None:
     """Two runs on one host, or a tree with two addresses mixed up: the connection is refused and says why."""
     with nodes_of(1, run="mine") as mine:
         with transport_over(tree_over(mine), run="theirs", config=QUICK) as transport:
+            publisher = transport.publisher(ONE, OWNER)
             with pytest.raises(EndpointLost, match="belongs to run 'mine', not to 'theirs'"):
-                publish(transport.publisher(ONE, OWNER), key(0))
+                publish(publisher, key(0))
         other = balanced_tree([replace(mine[0].place, name="n9")])
         with transport_over(other, run="mine", config=QUICK) as transport:
+            publisher = transport.publisher(ONE, OWNER)
             with pytest.raises(EndpointLost, match="is node 'n0'; correct the tree"):
-                publish(transport.publisher(ONE, OWNER), key(0))
+                publish(publisher, key(0))
 
 
 def test_a_node_connects_to_the_nodes_that_it_knows_only() -> None:
@@ -305,9 +346,9 @@ def test_plaintext_stays_on_loopback_unless_it_is_allowed() -> None:
         for call in (lambda: transport.publisher(ONE, OWNER), lambda: transport.subscribe(ONE, [OWNER])):
             with pytest.raises(InvalidConfig, match="not a loopback address"):
                 call()
-    with transport_over(balanced_tree([TreeNode("n", "tcp://127.0.0.1:1", pair().public)])) as transport:
-        with pytest.raises(InvalidConfig, match="has no key pair"):
-            transport.publisher(ONE, OWNER)
+    keyed = balanced_tree([TreeNode("n", "tcp://127.0.0.1:1", pair().public)])
+    with transport_over(keyed) as transport, pytest.raises(InvalidConfig, match="has no key pair"):
+        transport.publisher(ONE, OWNER)
     node = RelayNode("open", "tcp://0.0.0.0:*", security=Security(plaintext=True))
     node.close()
 

@@ -1,7 +1,8 @@
-"""Streams over relay nodes: counted once, passed on while they arrive, bounded, resumed after a break, stopped at once."""
+"""Streams over relay nodes: counted once, passed on while they arrive, bounded, resumed after a break, stopped."""
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +13,7 @@ import pytest
 from nemo_dcr.errors import AttemptFailed, AttemptStopped, PayloadConflict, TransportFailed
 from nemo_dcr.ids import AttemptId, OwnerId
 from nemo_dcr.testing.transport_suite import body_of, digest_of, publish
+from nemo_dcr.transport.base import Publisher
 from nemo_dcr.transport.relay import wire
 from nemo_dcr.transport.relay.settings import RelayConfig
 from nemo_dcr.transport.relay.tree import balanced_tree
@@ -86,13 +88,14 @@ def test_a_slow_receiver_holds_its_owner_back_and_loses_nothing() -> None:
             sending = pool.submit(send)
             wait_for(lambda: nodes[0].counters().waiting == 1, "the node is full")
             assert len(acked) == 8
-            with transport_over(tree, nodes[0].place) as first, transport_over(tree, nodes[1].place) as second:
-                with ThreadPoolExecutor(2) as readers:
-                    reading = [
-                        readers.submit(fetched_at_once, each.subscribe(ONE, [OWNER])) for each in (first, second)
-                    ]
-                    for each in reading:
-                        assert each.result(PATIENCE_S) == {key(n): body_of(key(n), MIB) for n in range(40)}
+            with (
+                transport_over(tree, nodes[0].place) as first,
+                transport_over(tree, nodes[1].place) as second,
+                ThreadPoolExecutor(2) as readers,
+            ):
+                reading = [readers.submit(fetched_at_once, each.subscribe(ONE, [OWNER])) for each in (first, second)]
+                for each in reading:
+                    assert each.result(PATIENCE_S) == {key(n): body_of(key(n), MIB) for n in range(40)}
             sending.result(PATIENCE_S)
         for node in nodes:
             counters = node.counters()
@@ -230,20 +233,24 @@ def test_a_failed_attempt_tells_everyone_and_keeps_no_bytes() -> None:
 
 def test_a_subscription_that_has_everything_is_not_disturbed_by_a_later_loss() -> None:
     quick = RelayConfig(patience_s=0.3)
-    with nodes_of(2, quick) as nodes:
-        with transport_over(tree_over(nodes), nodes[0].place, config=quick) as transport:
-            publisher = transport.publisher(ONE, OWNER)
-            publish(publisher, key(0))
-            publisher.close_set()
-            subscription = transport.subscribe(ONE, [OWNER])
-            assert bodies(subscription) == {key(0): body_of(key(0))}
-            nodes[1].close()
-            wait_for(lambda: nodes[0].counters().owners[0].delivered and _has_failed(nodes[0]), "the loss is noticed")
-            assert subscription.poll(0.2) is None
+    with nodes_of(2, quick) as nodes, transport_over(tree_over(nodes), nodes[0].place, config=quick) as transport:
+        publisher = transport.publisher(ONE, OWNER)
+        publish(publisher, key(0))
+        publisher.close_set()
+        subscription = transport.subscribe(ONE, [OWNER])
+        assert bodies(subscription) == {key(0): body_of(key(0))}
+        nodes[1].close()
+        wait_for(lambda: nodes[0].counters().owners[0].delivered and _has_failed(nodes[0]), "the loss is noticed")
+        assert subscription.poll(0.2) is None
 
 
 def _has_failed(node: object) -> bool:
     return any(attempt.failure is not None for attempt in node._table)
+
+
+def _publish_for_ever(publisher: Publisher, buffer: bytearray, digest: bytes) -> None:
+    for number in itertools.count():
+        publisher.publish(key(number), buffer, digest)
 
 
 def test_a_buffer_may_be_overwritten_while_a_stopped_publish_returns() -> None:
@@ -255,8 +262,6 @@ def test_a_buffer_may_be_overwritten_while_a_stopped_publish_returns() -> None:
         stopper = threading.Timer(0.05, publisher.stop)
         stopper.start()
         with pytest.raises(AttemptStopped):
-            while True:
-                publisher.publish(key(0), buffer, digest)
-                publish(publisher, key(1), body_of(key(1), 32 * MIB))
+            _publish_for_ever(publisher, buffer, digest)
         buffer.clear()  # fails while a view of it is held
         stopper.join()
