@@ -68,8 +68,6 @@ def relay(
     if spill_dir is not None and not spill_dir.is_dir():
         raise InvalidConfig("--spill-dir", f"{spill_dir} is not a directory; make it first")
     stopping = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stopping.set())
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # each spilled payload is an open file
     config = RelayConfig(
@@ -88,6 +86,8 @@ def relay(
         spill_directory=spill_dir,
         on_fault=lambda fault: stopping.set(),
     )
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopping.set())
     try:
         how = f"CURVE key {started.place.key}" if started.place.key else "plaintext"
         typer.echo(f"nemo-dcr relay: node {node} listens on {started.address} ({how})")

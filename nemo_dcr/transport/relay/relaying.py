@@ -73,7 +73,7 @@ class Relaying:
     # ------------------------------------------------------------------------------------------------- the stream
 
     def open(self, peer: Peer, message: wire.Open) -> None:
-        """An owner's stream begins; the first one of an attempt brings its tree."""
+        """An owner's stream begins; the first one of an attempt brings its tree. What it raises goes to the peer."""
         try:
             attempt = self._table.enter(message.attempt)
             if attempt.tree is None:
