@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from nemo_dcr.transport.relay import wire
+from nemo_dcr.transport.relay.admission import Admission
 from nemo_dcr.transport.relay.attempts import AttemptTable, OwnerSet
 from nemo_dcr.transport.relay.delivery import Delivery
 from nemo_dcr.transport.relay.hop import Offer
@@ -39,7 +40,8 @@ def late_joiners_see_what_comes_later(patch: Patch) -> None:
     def from_now_on(self: Delivery, peer: bytes, message: wire.Next) -> None:
         attempt = self._table.find(message.attempt)
         if attempt is not None and message.index == 0:
-            message = wire.Next(message.attempt, message.session, message.owners, len(attempt.log))
+            place = len(attempt.log)
+            message = wire.Next(message.attempt, message.session, message.owners, place, message.wait)
         answer(self, peer, message)
 
     patch.setattr(Delivery, "next", from_now_on)
@@ -82,7 +84,7 @@ def every_key_is_admitted(patch: Patch) -> None:
 
 
 def sizes_are_believed(patch: Patch) -> None:
-    patch.setattr(Relaying, "_require_size", lambda self, header: None)
+    patch.setattr(Admission, "require_size", lambda self, header: None)
 
 
 RELAY_GUARDS: tuple[tuple[str, str, Callable[[Patch], None], str], ...] = (
@@ -130,7 +132,7 @@ RELAY_GUARDS: tuple[tuple[str, str, Callable[[Patch], None], str], ...] = (
     ),
     (
         "D10",
-        "transport.relay.relaying.Relaying._require_size",
+        "transport.relay.admission.Admission.require_size",
         sizes_are_believed,
         f"{D}::test_d10_sizes_are_checked_as_declared_and_a_pickle_is_no_message",
     ),

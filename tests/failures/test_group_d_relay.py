@@ -165,7 +165,7 @@ def test_d10_a_wrong_or_missing_key_is_refused_at_every_call() -> None:
                     lambda: transport.publisher(ONE, OWNER).close_set(),
                     lambda: transport.subscribe(ONE, [OWNER]).poll(10.0),
                     lambda: transport.cleanup(ONE),
-                    lambda: transport.counters(tree.root_node),
+                    lambda place=shape.root_node: transport.counters(place),
                 ):
                     with pytest.raises(AttemptFailed):
                         call()

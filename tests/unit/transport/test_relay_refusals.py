@@ -106,6 +106,7 @@ def test_no_message_of_any_kind_with_any_numbers_ends_a_node(node: RelayNode, se
             "checksum": rng.randbytes(16),
             "fault": wire.Fault("PayloadConflict", "x", "y"),
             "through": 0,
+            "wait": rng.choice([True, False]),
             "cleaned": 0,
         }
         return special[name] if name in special else number()
