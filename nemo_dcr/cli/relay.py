@@ -53,6 +53,9 @@ def relay(
         Path | None, typer.Option(help="Where spill files go; default: the temporary directory.")
     ] = None,
     window: Annotated[int, typer.Option(min=1, help="MiB under way for one payload: bandwidth times delay.")] = 16,
+    heartbeat_timeout_ms: Annotated[
+        int, typer.Option(min=500, help="Silence after which a peer is lost; longer than 1 MiB takes on its link.")
+    ] = 2000,
 ) -> None:
     """Run one node of a relay tree until SIGTERM."""
     known = read_tree(tree) if tree is not None else None
@@ -65,11 +68,14 @@ def relay(
     if spill_dir is not None and not spill_dir.is_dir():
         raise InvalidConfig("--spill-dir", f"{spill_dir} is not a directory; make it first")
     stopping = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stopping.set())
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # each spilled payload is an open file
-    config = RelayConfig(memory_bytes=memory_mib * MIB, spill_bytes=spill_mib * MIB, window_frames=window)
+    config = RelayConfig(
+        memory_bytes=memory_mib * MIB,
+        spill_bytes=spill_mib * MIB,
+        window_frames=window,
+        heartbeat_timeout_ms=heartbeat_timeout_ms,
+    )
     started = RelayNode(
         node,
         address,
@@ -80,6 +86,8 @@ def relay(
         spill_directory=spill_dir,
         on_fault=lambda fault: stopping.set(),
     )
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopping.set())
     try:
         how = f"CURVE key {started.place.key}" if started.place.key else "plaintext"
         typer.echo(f"nemo-dcr relay: node {node} listens on {started.address} ({how})")
@@ -109,3 +117,7 @@ def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
     app.registered_commands += commands.registered_commands
     app.add_typer(key_commands, name="keys")
+
+
+if __name__ == "__main__":
+    commands()

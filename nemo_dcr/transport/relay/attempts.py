@@ -39,6 +39,8 @@ class Entry:
     inline: zmq.Frame | None = None
     """All bytes of a short payload, while it waits for room."""
     granted: int = 0
+    granted_at: float = 0.0
+    """When, by `time.monotonic()`."""
     complete: bool = False
     acked: bool = False
     """Queued here and at every node below."""

@@ -107,8 +107,8 @@ class Channel:
         watched = f"inproc://relay-monitor-{next(_MONITORS)}"
         self._socket.monitor(watched, _EVENTS)
         self._monitor.connect(watched)
-        secure_client(self._socket, self._security, self.node)
         try:
+            secure_client(self._socket, self._security, self.node)
             self._socket.connect(self.node.address)
         except zmq.ZMQError as problem:
             self.close()

@@ -52,7 +52,7 @@ class Delivery:
         if len(attempt.waiting) >= MAX_SESSIONS and message.session not in attempt.waiting:
             raise TransportFailed("relay", f"more than {MAX_SESSIONS} subscriptions of attempt {attempt.number}")
         attempt.waiting[message.session] = Waiting(peer, frozenset(message.owners), message.index)
-        self._answer(attempt, message.session)
+        self._answer(attempt, message.session, at_once=not message.wait)
 
     def published(self, attempt: Attempt) -> None:
         """The log has grown, or the attempt failed: answer who waits."""
@@ -64,7 +64,7 @@ class Delivery:
         for session, waiting in attempt.waiting.items():
             self._send(waiting.peer, wire.Gone(attempt.number, session))
 
-    def _answer(self, attempt: Attempt, session: int) -> None:
+    def _answer(self, attempt: Attempt, session: int, *, at_once: bool = False) -> None:
         waiting = attempt.waiting[session]
         if attempt.failure is not None:
             del attempt.waiting[session]
@@ -76,7 +76,7 @@ class Delivery:
             waiting.index += 1
             if entry.owner in waiting.owners:
                 found.append(entry)
-        if found:
+        if found or at_once:
             del attempt.waiting[session]
             self._send(waiting.peer, wire.Entries(attempt.number, session, waiting.index, tuple(found)))
 

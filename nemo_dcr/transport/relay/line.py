@@ -1,6 +1,7 @@
 """The line of a receiving process to its local node: questions that wait, and fetches frame by frame within a window.
 
-A session is one subscription; it has one open question, or none while its queue is long. A fetch asks for a window and
+A session is one subscription; it has one open question, or none while its queue is long. Its first question is answered
+at once, so that it knows where it stands. A fetch asks for a window and
 for more as frames arrive. After a break of the connection, questions and fetches go on from where they stand.
 Not handled: what an announcement means; see subscription.
 
@@ -82,6 +83,8 @@ class Line:
         self._sessions: dict[int, tuple[Session, int]] = {}
         """By number: the subscription and its place in the log."""
         self._asking: set[int] = set()
+        self._answered: set[int] = set()
+        """Sessions that were answered: their questions may wait."""
         self._fetches: dict[int, Fetching] = {}
         self.channel = open_channel(self)
 
@@ -103,6 +106,7 @@ class Line:
         """The subscription has ended."""
         self._sessions.pop(number, None)
         self._asking.discard(number)
+        self._answered.discard(number)
 
     def fetch(self, fetching: Fetching) -> int:
         """Begin to fetch; returns the number of the fetch."""
@@ -141,6 +145,7 @@ class Line:
                 session, _ = self._sessions[number]
                 self._sessions[number] = session, index
                 self._asking.discard(number)
+                self._answered.add(number)
                 if session.take(entries):
                     self.ask(number)
             case wire.Gone(attempt=attempt, session=number) if number in self._sessions:
@@ -162,6 +167,7 @@ class Line:
         """As `ChannelUser.on_lost`."""
         sessions, self._sessions = tuple(self._sessions.values()), {}
         self._asking.clear()
+        self._answered.clear()
         for session, _ in sessions:
             session.fail(error)
         fetches, self._fetches = tuple(self._fetches.values()), {}
@@ -186,7 +192,7 @@ class Line:
 
     def _send_next(self, number: int) -> None:
         session, index = self._sessions[number]
-        self.channel.send(wire.Next(session.attempt, number, session.owners, index))
+        self.channel.send(wire.Next(session.attempt, number, session.owners, index, number in self._answered))
 
     def _send_fetch(self, number: int, fetching: Fetching, begin: int | None = None) -> None:
         announcement = fetching.announcement

@@ -111,10 +111,10 @@ class RelayPublisher:
                 self._changed.wait(WAKE_S)
                 if self._client.fault is not None:
                     raise TransportFailed("relay", f"the client's thread ended: {self._client.fault!r}")
+            if result.error is not None or not result.ended:
+                self._check()  # why the attempt failed says more than that its root took no more
             if result.error is not None:
                 raise result.error
-            if not result.ended:
-                self._check()
 
     def _check(self) -> None:
         if self._stopped:

@@ -1,11 +1,11 @@
-"""How a node takes payloads from above and passes them on: admission, credits, cut-through, acknowledgement, failure.
+"""How a node takes payloads from above and passes them on: credits, cut-through, acknowledgement, failure.
 
-A payload is admitted when room for all of it is reserved, strictly in the order of arrival. It is then offered to every
-child, and its frames are granted. A frame is kept for local receivers and goes on at once to each child that granted
-it; the sender is granted more once every child was sent what is here, so a slow child slows everyone above it. It is
-acknowledged when it is complete here and acknowledged by every child. The same payload again is acknowledged without
-its bytes; other bytes under its number are a conflict. An END is confirmed when the set is exactly what it says, here
-and below. A child that is lost fails the attempt, is named, and everyone above and below is told.
+A payload that was admitted is offered to every child, and its frames are granted. A frame is kept for local receivers
+and goes on at once to each child that granted it; the sender is granted more once every child was sent what is here, so
+a slow child slows everyone above it. A payload is acknowledged when it is complete here and acknowledged by every
+child. The same payload again is acknowledged without its bytes; other bytes under its number are a conflict. An END is
+confirmed when the set is exactly what it says, here and below. A child that is lost fails the attempt, is named, and
+everyone above and below is told.
 Not handled: an owner that lies about its own payloads; receivers check every digest.
 
 Paper: Section 7 (relay tree); Appendix B (transports); Table B.2   Spec: Channel   Decisions: D24, D31
@@ -14,7 +14,7 @@ Paper: Section 7 (relay tree); Appendix B (transports); Table B.2   Spec: Channe
 from __future__ import annotations
 
 import logging
-from collections import deque
+import time
 from collections.abc import Callable
 
 import zmq
@@ -22,6 +22,7 @@ import zmq
 from nemo_dcr.errors import AttemptFailed, AttemptStopped, InvalidConfig, PayloadConflict, TransportFailed
 from nemo_dcr.ids import AttemptId, OwnerId
 from nemo_dcr.transport.relay import wire
+from nemo_dcr.transport.relay.admission import Admission
 from nemo_dcr.transport.relay.attempts import Attempt, AttemptTable, Entry, OwnerSet
 from nemo_dcr.transport.relay.counters import NodeCounters
 from nemo_dcr.transport.relay.hop import Header, Hop, Offer
@@ -31,6 +32,9 @@ from nemo_dcr.transport.relay.store import Body, Store
 from nemo_dcr.transport.relay.tree import RelayTree, TreeNode
 
 logger = logging.getLogger(__name__)
+
+_GRANT_S = 0.1
+"""Steps are saved up for at most so long."""
 
 Send = Callable[..., bool]
 
@@ -57,19 +61,26 @@ class Relaying:
         """
         self._name = name
         self._table = table
-        self._store = store
         self._counters = counters
         self._config = config
         self._known = known
         self._send = send
         self._hop_to = hop_to
         self._published = published
-        self._admission: deque[tuple[Attempt, Entry]] = deque()
+        self._admission = Admission(
+            name,
+            table=table,
+            store=store,
+            counters=counters,
+            max_payload_bytes=config.max_payload_bytes,
+            start=self._start,
+            fail=self.fail,
+        )
 
     # ------------------------------------------------------------------------------------------------- the stream
 
     def open(self, peer: Peer, message: wire.Open) -> None:
-        """An owner's stream begins; the first one of an attempt brings its tree."""
+        """An owner's stream begins; the first one of an attempt brings its tree. What it raises goes to the peer."""
         try:
             attempt = self._table.enter(message.attempt)
             if attempt.tree is None:
@@ -132,13 +143,9 @@ class Relaying:
             return
         if owned.end is not None:
             raise PayloadConflict(str(header), "the set is closed without it")
-        limit = min(self._config.max_payload_bytes, self._store.capacity)
-        if header.nbytes > limit:
-            detail = f"payload {header} of {header.nbytes} bytes is larger than {limit} bytes, which node {self._name}"
-            raise TransportFailed("relay", f"{detail} can hold; raise its memory, spill or payload limit")
+        self._admission.require_size(header)
         entry = owned.entries[header.payload] = Entry(header, peer, message.upload, inline=frame)
-        self._admission.append((attempt, entry))
-        self.admit()
+        self._admission.join(attempt, entry)
 
     def _find(self, message: wire.Put | wire.Data | wire.End) -> tuple[Attempt, OwnerSet]:
         """The set that a message is about. Raises: AttemptFailed of any kind when it takes nothing."""
@@ -152,28 +159,16 @@ class Relaying:
             raise wire.error_of(wire.fault_of(attempt.failure))
         return attempt, owned
 
-    def admit(self) -> None:
-        """Reserve room for the payloads that wait, oldest first."""
-        while self._admission:
-            attempt, entry = self._admission[0]
-            try:
-                entry.body = self._store.reserve(entry.header.nbytes)
-            except TransportFailed as problem:
-                self.fail(attempt, problem)
-                continue
-            if entry.body is None:
-                self._make_room(attempt)
-                if self._admission and self._admission[0][1] is entry:
-                    break
-                continue
-            self._admission.popleft()
-            entry.offers = [Offer(entry.header, entry.body, self) for _ in attempt.hops]
-            for hop, offer in zip(attempt.hops, entry.offers, strict=True):
-                if attempt.failure is None:  # a lost child says so at once
-                    hop.offer(offer)
-            if attempt.failure is None:
-                self._begin(attempt, entry)
-        self._counters.waiting = len(self._admission)
+    def _start(self, attempt: Attempt, entry: Entry) -> None:
+        """A payload has room: offer it to every child and let its frames come."""
+        body = entry.body
+        if body is not None:
+            entry.offers = [Offer(entry.header, body, self) for _ in attempt.hops]
+        for hop, offer in zip(attempt.hops, entry.offers, strict=True):
+            if attempt.failure is None:  # a lost child says so at once
+                hop.offer(offer)
+        if attempt.failure is None:
+            self._begin(attempt, entry)
 
     def _begin(self, attempt: Attempt, entry: Entry) -> None:
         """Take the bytes that came with the offer, or grant the first ones."""
@@ -192,16 +187,6 @@ class Relaying:
         else:
             self._counters.of(entry.header.owner).received += len(frame.buffer)
             self._advance(attempt, entry)
-
-    def _make_room(self, attempt: Attempt) -> None:
-        """Nothing waits for ever: an older attempt gives way, and one that lets nothing go is told to fail."""
-        older = [each for each in self._table if each.number < attempt.number and any(e.body for e in each.entries())]
-        if older:
-            self.fail(older[0], AttemptStopped(older[0].number, f"attempt {attempt.number} needs its room"))
-            self.admit()
-        elif attempt.receivers == 0:
-            detail = f"node {self._name} is full and keeps payloads until clean-up; raise its memory or spill budget"
-            self.fail(attempt, TransportFailed("relay", f"{detail}, or let the tree say how many receivers read there"))
 
     def data(self, peer: Peer, message: wire.Data, frame: zmq.Frame | None) -> None:
         """A frame came. Raises: TransportFailed when it is out of place; nothing of it is kept."""
@@ -232,11 +217,10 @@ class Relaying:
             return
         if (entry.peer, entry.upload) == (peer, message.upload):
             del owned.entries[message.payload]
-            self._admission = deque(waits for waits in self._admission if waits[1] is not entry)
             for hop, offer in zip(attempt.hops, entry.offers, strict=False):
                 hop.withdraw(offer)
             self._table.let_go(entry)
-            self.admit()
+            self._admission.leave(lambda _, other: other is entry)
 
     def end(self, peer: Peer, message: wire.End) -> None:
         """An owner's END: how many payloads, and the digest of their list."""
@@ -300,13 +284,18 @@ class Relaying:
             self._grant(entry)
 
     def _grant(self, entry: Entry) -> None:
-        """Allow a window beyond what every child was sent; small steps are saved up."""
+        """Allow a window beyond what every child was sent; small steps are saved up, but not for long.
+
+        On a slow link each frame is answered, so that its sender hears something between heartbeats.
+        """
         here = entry.body.available if entry.body is not None else 0
         passed_on = min([here, *((offer.sent or 0) for offer in entry.offers if not offer.acked)])
         upto = min(entry.header.nbytes, passed_on + self._config.window_bytes)
-        step = min(self._config.window_bytes // 4, entry.header.nbytes - entry.granted)
+        step, now = min(self._config.window_bytes // 4, entry.header.nbytes - entry.granted), time.monotonic()
+        if now - entry.granted_at > _GRANT_S:
+            step = 1
         if upto - entry.granted >= max(step, 1) and not entry.complete:
-            entry.granted = upto
+            entry.granted, entry.granted_at = upto, now
             self._send(entry.peer, wire.Grant(entry.upload, here, upto))
 
     def _acknowledge(self, attempt: Attempt, entry: Entry) -> None:
@@ -319,7 +308,7 @@ class Relaying:
         """Free a payload that every child has and every local receiver has fetched."""
         if entry.acked and 0 < attempt.receivers <= len(entry.fetched):
             self._table.let_go(entry)
-            self.admit()
+            self._admission.admit()
 
     def _entry_of(self, offer: Offer) -> tuple[Attempt, Entry] | None:
         attempt = self._table.find(offer.header.attempt)
@@ -355,14 +344,13 @@ class Relaying:
             return
         logger.warning("relay node %s: attempt %d failed: %s", self._name, attempt.number, error)
         attempt.failure = error
-        self._admission = deque(waits for waits in self._admission if waits[0] is not attempt)
         for peer in tuple(attempt.upstream):
             self._send(peer, wire.Failed(attempt.number, wire.fault_of(error)))
         for hop in attempt.hops:
             hop.abandon(attempt.number, error)
         self._table.free(attempt)
         self._published(attempt)
-        self.admit()
+        self._admission.leave(lambda other, _: other is attempt)
 
     def abandon(self, message: wire.Abandon) -> None:
         """The attempt failed above."""
@@ -371,7 +359,6 @@ class Relaying:
 
     def drop_through(self, through: int) -> list[Attempt]:
         """Free everything of the attempts up to `through`; whoever still streams in them is told. Returns them."""
-        self._admission = deque(waits for waits in self._admission if waits[0].number > through)
         dropped = self._table.drop_through(through)
         for attempt in dropped:
             stopped = wire.fault_of(AttemptStopped(attempt.number, "it was cleaned up"))
@@ -379,7 +366,7 @@ class Relaying:
                 self._send(peer, wire.Failed(attempt.number, stopped))
             for hop in attempt.hops:
                 hop.forget(attempt.number)
-        self.admit()
+        self._admission.leave(lambda other, _: other.number <= through)
         return dropped
 
 

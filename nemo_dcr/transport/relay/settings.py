@@ -34,7 +34,8 @@ class RelayConfig:
     """A larger payload is refused before anything is allocated."""
     heartbeat_ms: int = 500
     heartbeat_timeout_ms: int = 2000
-    """A peer that does not answer heartbeats for so long counts as disconnected: a stopped process, a dead link."""
+    """A peer that is not heard for so long counts as disconnected: a stopped process, a dead link. It must be longer
+    than one frame takes on its connection: 2 s for a frame of 1 MiB is 4.2 Mbit/s."""
     handshake_ms: int = 2000
     patience_s: float = 1.0
     """A connection that stays broken for so long means that the node is lost; shorter breaks are resumed."""

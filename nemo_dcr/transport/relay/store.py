@@ -72,7 +72,7 @@ class SpilledBody(Body):
             raise self._failed("write", problem) from problem
 
     def chunk(self, offset: int) -> Any:
-        """As `Body.chunk`."""
+        """See `Body.chunk`."""
         wanted = min(FRAME_BYTES, self.nbytes - offset)
         try:
             found = os.pread(self._file.fileno(), wanted, offset)

@@ -47,6 +47,9 @@ class RelaySubscription:
         self._closed: set[int] = set()
         self._failure: AttemptFailed | None = None
         self._stopped = False
+        self._answered = False
+        """The node has said what there is, or that there is no node."""
+        self._answer_by = time.monotonic() + client.config.connect_s
         self._hungry = False
         """It asked for no more because its queue was long."""
         self._line: Line | None = None
@@ -54,6 +57,9 @@ class RelaySubscription:
 
     def poll(self, timeout_s: float) -> Announcement | Manifest | None:
         """The next announcement or manifest; an owner's manifest comes after all its announcements.
+
+        The first polls wait, whatever `timeout_s` says, until the node has answered, at most `connect_s`: None means
+        that there was nothing.
 
         Raises: EndpointLost naming a node that is lost, or what else failed the attempt in the tree, unless everything
         was delivered; PayloadCorrupt when an END does not agree with what came.
@@ -63,7 +69,8 @@ class RelaySubscription:
             while not (self._queue or self._stopped):
                 if self._failure is not None and len(self._closed) < len(self.owners):
                     raise wire.error_of(wire.fault_of(self._failure))
-                if (left_s := deadline - time.monotonic()) <= 0 or self._client.fault is not None:
+                left_s = (deadline if self._answered else max(deadline, self._answer_by)) - time.monotonic()
+                if left_s <= 0 or self._client.fault is not None:
                     return None
                 self._changed.wait(min(left_s, WAKE_S))
             if self._stopped:
@@ -149,6 +156,7 @@ class RelaySubscription:
     def take(self, entries: tuple[wire.Told | wire.Closed, ...]) -> bool:
         """As `Session.take`."""
         with self._changed:
+            self._answered = True
             for entry in entries:
                 if entry.owner in self._announced and entry.owner not in self._closed:
                     self._take(entry)
@@ -178,6 +186,7 @@ class RelaySubscription:
     def fail(self, error: AttemptFailed) -> None:
         """As `Session.fail`. An attempt that was cleaned up is over and no failure."""
         with self._changed:
+            self._answered = True
             if not isinstance(error, AttemptStopped):
                 self._failure = self._failure or error
             self._changed.notify_all()

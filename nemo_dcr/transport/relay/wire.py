@@ -123,12 +123,14 @@ class Abandon(_Message, frozen=True, tag=7):
 
 
 class Next(_Message, frozen=True, tag=8):
-    """What was published by these owners after place `index`; answered once there is something."""
+    """What was published by these owners after place `index`."""
 
     attempt: Number
     session: Number
     owners: tuple[Number, ...]
     index: Number
+    wait: bool
+    """Answer once there is something; otherwise at once."""
 
 
 class Fetch(_Message, frozen=True, tag=9):
