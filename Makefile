@@ -10,7 +10,7 @@ WORKERS ?= 2
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm demo test test-fast loaders loaders-all engines engines-all
+.PHONY: help setup setup-vllm demo test test-fast loaders loaders-all engines engines-all wan wan-all
 .PHONY: spec spec-tests spec-deep proof model model-deep check format clean
 
 help: ## List the targets
@@ -38,10 +38,10 @@ demo: setup ## Train, refit and check a real model on this machine (options: ARG
 	$(BIN)/nemo-dcr demo $(ARGS)
 
 test: setup ## Every test, the slow ones included, but for those of `make proof`, `make model` and `make spec-tests`
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m 'not proof and not spec and not model and not deep and not vllm' $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m 'not proof and not spec and not model and not deep and not vllm and not wan' $(ARGS)
 
 test-fast: setup ## The tests that need neither processes, nor Java, nor a real checkpoint
-	$(BIN)/python -m pytest -m 'not slow and not spec and not proof and not model and not deep and not vllm' $(ARGS)
+	$(BIN)/python -m pytest -m 'not slow and not spec and not proof and not model and not deep and not vllm and not wan' $(ARGS)
 
 loaders: setup-vllm ## vLLM's real loaders: a sample that the commit chooses, against docs/loader-paths.md
 	$(BIN)/python -m pytest -rP -m vllm tests/loaders $(ARGS)
@@ -54,6 +54,14 @@ engines: setup-vllm ## Real vLLM engines: refits of two ranks against a fresh en
 
 engines-all: setup-vllm ## The same with every layout
 	$(BIN)/python -m pytest -m vllm tests/engines $(ARGS)
+
+wan: setup ## An emulated WAN in network namespaces (needs root): its tests, then both transports at one rate
+	$(BIN)/python -m pytest -q -m wan tests/wan
+	$(BIN)/python -m nemo_dcr.cli.wan $(ARGS)
+
+wan-all: setup ## The same with ten timed refits of each case at three rates; takes more than an hour
+	$(BIN)/python -m pytest -q -m wan tests/wan
+	$(BIN)/python -m nemo_dcr.cli.wan --full $(ARGS)
 
 spec: setup ## Model-check the specification: models, mutants, sanity claims (options: ARGS="--only NAME")
 	$(BIN)/python spec/tlc.py all $(ARGS)

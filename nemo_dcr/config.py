@@ -14,6 +14,9 @@ from nemo_dcr.errors import InvalidConfig
 
 MIB = 1 << 20
 
+OBJECT_STORAGE_CHUNK_BYTES = 64 * MIB
+RELAY_TREE_CHUNK_BYTES = 256 * MIB
+
 
 class GateMode(StrEnum):
     """When the request gate closes (Section 7)."""
@@ -34,7 +37,7 @@ def _positive(owner: str, **values: float) -> None:
 class CodecConfig:
     """How records are grouped and compressed, and what a decoder accepts."""
 
-    chunk_target_bytes: int = 64 * MIB
+    chunk_target_bytes: int = OBJECT_STORAGE_CHUNK_BYTES
     """Input bytes compared at a time: 64 MiB for object storage, 256 MiB for the relay tree."""
     bucket_target_bytes: int = 512 * MIB
     """Input bytes of the chunks behind one payload: 512 MiB. Whole tensors are never split."""
@@ -63,15 +66,31 @@ class CodecConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class QueueConfig:
-    """Bounds of the receiver's staging queue."""
+    """Bounds of the queues between the stages of an owner and of a receiver."""
 
+    buckets_ahead: int = 1
+    """Buckets that an owner has built and not begun to encode."""
+    payloads_ahead: int = 2
+    """Payloads that an owner has encoded and not begun to publish."""
     resident_groups: int = 32
     """Groups of decoded payloads that may wait for application: 32."""
     group_payloads: int = 8
     """Decoded payloads of one group, applied by one loader call: at most 8. One more group is under assembly."""
+    staging_bytes: int = 4096 * MIB
+    """Host memory for compressed payloads that wait for decoding. A gate that holds the whole delta spills more to
+    disk; otherwise intake waits."""
+    spill_directory: str = ""
+    """Where spill files are made, without a name; empty: the system's directory for temporary files."""
 
     def __post_init__(self) -> None:
-        _positive("queue", resident_groups=self.resident_groups, group_payloads=self.group_payloads)
+        _positive(
+            "queue",
+            buckets_ahead=self.buckets_ahead,
+            payloads_ahead=self.payloads_ahead,
+            resident_groups=self.resident_groups,
+            group_payloads=self.group_payloads,
+            staging_bytes=self.staging_bytes,
+        )
 
     @property
     def payload_slots(self) -> int:

@@ -2,13 +2,14 @@
 
 `dev` is the default, `ci` is chosen where CI is set and repeats the same examples, `long` is for a night.
 Pick one by hand with HYPOTHESIS_PROFILE. The thread limit is set before torch is imported and is inherited by the
-processes that tests start. Files with slow tests come first: workers take whole files, and one that begins its longest
-file last keeps the others waiting.
+processes that tests start. The S3 servers `seaweedfs` and `moto` start once for each pytest process that asks. Files
+with slow tests come first: workers take whole files, and one that begins its longest file last keeps others waiting.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -35,3 +36,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Bring the files with slow tests to the front; the order stays as it is otherwise."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
+
+
+@pytest.fixture(scope="session")
+def seaweedfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
+    """A real SeaweedFS on loopback, as `tests.object_servers.ObjectServer`."""
+    # Imported here: most test runs need neither boto3 nor a server.
+    from nemo_dcr.testing.seaweedfs import SeaweedServer
+    from tests.object_servers import ObjectServer
+
+    with SeaweedServer(tmp_path_factory.mktemp("seaweedfs")) as server:
+        yield ObjectServer(server.endpoint, server.credentials)
+
+
+@pytest.fixture(scope="session")
+def moto() -> Iterator[object]:
+    """moto in this process, as `tests.object_servers.ObjectServer`."""
+    from tests.object_servers import moto_server
+
+    with moto_server() as server:
+        yield server

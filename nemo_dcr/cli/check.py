@@ -66,7 +66,7 @@ def check_storage(
         ]
         work["trackers"].append({"name": name, "storage": str(file), "entries": entries})
     module = "nemo_dcr.cli.vllm_check" if job.engine == VLLM else "nemo_dcr.testing.dense_check"
-    return _ask_oracle(directory, work, module)
+    return ask_oracle(directory, work, module)
 
 
 def _names(storage: Storage) -> list[str]:
@@ -83,7 +83,11 @@ def _write(directory: Path, name: str, storage: Storage, frames: Sequence[bytes]
     return file
 
 
-def _ask_oracle(directory: Path, work: dict[str, Any], module: str) -> dict[str, int]:
+def ask_oracle(directory: Path, work: dict[str, Any], module: str) -> dict[str, int]:
+    """Run the oracle over `work` (see `dense_check.run_job`); mismatched bits by name.
+
+    Raises: InternalError when it fails or does not add up.
+    """
     path = directory / "check.json"
     path.write_text(json.dumps(work))
     done = subprocess.run([sys.executable, "-m", module, str(path)], capture_output=True, text=True, check=False)

@@ -12,24 +12,37 @@ import itertools
 import os
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from nemo_dcr.cli.identity import LoadedDigest
 from nemo_dcr.cli.job import DemoJob, load_job
+from nemo_dcr.cli.places import CHOOSE, place_of
 from nemo_dcr.cli.processes import die_with_parent, end_on_terminate
 from nemo_dcr.config import RefitConfig
 from nemo_dcr.ids import InstanceId, Member, receiver_id
 from nemo_dcr.runtime.addresses import Address, new_incarnation, publish_address
+from nemo_dcr.runtime.methods import Done
 from nemo_dcr.runtime.receiver_node import ReceiverNode
+from nemo_dcr.runtime.rpc import Method, Respond
 from nemo_dcr.runtime.serve import ReceiverService
 from nemo_dcr.runtime.trace_file import FileTracer
 from nemo_dcr.testing.checkpoint import read_checkpoint, read_config
+from nemo_dcr.testing.dense_check import dump_storage
 from nemo_dcr.testing.reference_engine import ReferenceEngine
 from nemo_dcr.trace import LamportClock
-from nemo_dcr.transport.object_store import FileObjectStore
 
+
+@dataclass(frozen=True, slots=True)
+class DumpToFile:
+    """Oracle only: write every parameter and buffer to a file of this host, for a check that no network carries."""
+
+    file: str
+
+
+DUMP_TO_FILE = Method("DumpToFile", DumpToFile, Done)
 PROMPT = [1, 2, 3, 4]
 """Token ids of a short prompt; every vocabulary has these."""
 PAUSE_S = 0.25
@@ -47,20 +60,31 @@ def main(job: DemoJob, instance: InstanceId, rank: int) -> None:
     clock, incarnation = LamportClock(), new_incarnation(job.addresses, receiver)
     member = Member(receiver, incarnation)
     name = f"{instance}-{rank}"
+    place = place_of(job, receiver)
     tracer = FileTracer(job.traces / f"{name}-{incarnation}.ndjson", member.receiver, incarnation, clock)
     node = ReceiverNode(
         member=member,
         ranks=ranks,
         model=engine,
-        transport=FileObjectStore(job.store, run=job.name),
+        transport=place.transport,
         tracer=tracer,
         refit=RefitConfig(post_apply_check=True),
         loaded_digest=digest.value,
     )
-    service = ReceiverService(node, clock)
+    service = ReceiverService(node, clock, place.listen, place.security)
+    service.server.answer(CHOOSE, place.transport.choose)
+
+    def dump_to_file(call: DumpToFile, respond: Respond) -> None:
+        def run() -> None:
+            dump_storage(engine, Path(call.file))
+            respond(Done())
+
+        node.on_engine(run)
+
+    service.server.register(DUMP_TO_FILE, dump_to_file)
     end_on_terminate(service.stopping)
     service.start()
-    publish_address(job.addresses, Address(member.receiver, service.address, incarnation, os.getpid()))
+    publish_address(job.addresses, Address(member.receiver, service.address, incarnation, os.getpid(), place.key))
     requests = itertools.count()
     next_request = time.monotonic()
     while not service.stopping.is_set():

@@ -8,7 +8,7 @@ Paper: Section 3 (trainer ranks, receivers); Section 6.1 (prewarm call)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from nemo_dcr.canonical import TensorMeta
@@ -35,8 +35,24 @@ CALL_S = 120.0
 class Fleet:
     """Trainer and engine processes of one run; `close` ends all of them."""
 
-    def __init__(self, job: DemoJob, clock: LamportClock, endpoints: SocketEndpoints | None = None) -> None:
+    def __init__(
+        self,
+        job: DemoJob,
+        clock: LamportClock,
+        endpoints: SocketEndpoints | None = None,
+        secrets: Mapping[str, str] | None = None,
+        within: Callable[[str], Sequence[str]] = lambda name: (),
+        start_s: float = START_S,
+    ) -> None:
+        """`secrets` go to every process as environment variables: credentials of the payload store.
+
+        `within` gives, by process name, the command that puts a process on its host; see `Child`. `start_s` limits
+        how long a process may take to load the model and answer, and to prewarm.
+        """
         self.job = job
+        self.secrets = secrets or {}
+        self._within = within
+        self._start_s = start_s
         self.endpoints = endpoints or SocketEndpoints(clock)
         self.tensors: tuple[TensorMeta, ...] = ()
         """The canonical tensor table of the trainers."""
@@ -79,7 +95,7 @@ class Fleet:
 
         Raises: UnsupportedLoaderPath; OperatorNeeded when a rank could not be prewarmed.
         """
-        answers = self.endpoints.call_receivers(PREWARM, Prewarm(rows(self.tensors)), START_S, only=receivers)
+        answers = self.endpoints.call_receivers(PREWARM, Prewarm(rows(self.tensors)), self._start_s, only=receivers)
         for receiver, (answer, _) in answers.items():
             if answer.problem:
                 raise OperatorNeeded(f"{receiver} was not prewarmed: {answer.problem}", "repair that engine")
@@ -129,7 +145,9 @@ class Fleet:
 
     def _spawn(self, name: str, module: str, *arguments: str) -> None:
         log = self.job.directory / "logs" / f"{name.replace('/', '-')}.log"
-        self._children[name] = Child(name, module, [str(self.job.file), *arguments], log)
+        self._children[name] = Child(
+            name, module, [str(self.job.file), *arguments], log, self.secrets, self._within(name)
+        )
 
     def _spawn_instance(self, instance: InstanceId) -> None:
         for rank in range(self.job.instances[instance]):
@@ -146,7 +164,7 @@ class Fleet:
         address = wait_for_address(
             self.job.addresses,
             name,
-            START_S,
+            self._start_s,
             other_than=None if earlier is None else earlier.incarnation,
             require_alive=child.require_alive,
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +37,18 @@ class DemoJob:
     bucket_target_bytes: int
     name: str
     """Marks the payload store, so that two runs never share one."""
+    transport: str = ""
+    """URL of the payload store; empty for `store` in the run directory. Holds no credentials."""
     engine: str = REFERENCE
     """What serves: the reference engine of this package, or real vLLM servers."""
+    listen: dict[str, str] = field(default_factory=dict)
+    """Control address of each process by name; a free loopback port for those that are not named."""
+    keys: str = ""
+    """Folder with a key directory for each process; empty for plaintext on loopback addresses."""
+    tree: str = ""
+    """JSON file of the relay tree; empty for none."""
+    relay_nodes: dict[str, str] = field(default_factory=dict)
+    """The node of the tree at which each receiver reads."""
     learning_rate: float = 1e-6
     seed: int = 0
 
@@ -59,8 +69,13 @@ class DemoJob:
 
     @property
     def store(self) -> Path:
-        """The payload object store."""
+        """Directory of the payload store, unless `transport` names another."""
         return self.directory / "store"
+
+    @property
+    def transport_url(self) -> str:
+        """The payload store as every process opens it."""
+        return self.transport or self.store.resolve().as_uri()
 
     @property
     def record(self) -> str:
@@ -80,7 +95,7 @@ class DemoJob:
         return self.file
 
 
-def plan_job(run: Path, model: Path, engine: str = REFERENCE) -> DemoJob:
+def plan_job(run: Path, model: Path, engine: str = REFERENCE, transport: str = "") -> DemoJob:
     """The job for a model: two instances, and enough payloads for a fault.
 
     The second reference instance is sharded by a degree that the model allows; vLLM serves two unsharded ones. Chunk
@@ -93,8 +108,7 @@ def plan_job(run: Path, model: Path, engine: str = REFERENCE) -> DemoJob:
         LlamaShape.of(config, rank=0, tp=1, vocab_padding=VOCAB_PADDING)
         degree = next((degree for degree in (3, 2, 4) if _splits(config, degree)), 1)
         instances = {"solo": 1, f"tp{degree}": degree}
-    target = sum(meta.nbytes for meta in tensor_table(model)) // (2 * OWNERS * PAYLOADS_AT_LEAST)
-    target = max(1, min(TARGET_BYTES, target))
+    target = target_bytes(model)
     return DemoJob(
         run=str(run),
         model=str(model),
@@ -104,6 +118,17 @@ def plan_job(run: Path, model: Path, engine: str = REFERENCE) -> DemoJob:
         chunk_target_bytes=target,
         bucket_target_bytes=target,
         engine=engine,
+        transport=transport,
+    )
+
+
+def target_bytes(model: Path) -> int:
+    """Chunk and bucket target with which every owner sends at least 15 payloads: 4 MiB, or less for a small model.
+
+    Raises: InvalidConfig when the directory is no checkpoint.
+    """
+    return max(
+        1, min(TARGET_BYTES, sum(meta.nbytes for meta in tensor_table(model)) // (2 * OWNERS * PAYLOADS_AT_LEAST))
     )
 
 

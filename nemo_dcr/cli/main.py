@@ -1,4 +1,4 @@
-"""The command line: `nemo-dcr demo`, `doctor`, and `diff`, `apply`, `verify`, `inspect` for checkpoint files.
+"""The command line: `nemo-dcr demo`, `doctor`, `diff`, `apply`, `verify`, `inspect` for checkpoint files, and `relay`.
 
 Errors are one line that says what to do. Exit codes (docs/exit-codes.md): 0 all well, 1 a stored bit differs, 2 usage,
 3 an operator is needed, 4 a part of the run failed, 130 interrupted.
@@ -17,7 +17,7 @@ from typing import Annotated
 import typer
 
 from nemo_dcr import __version__
-from nemo_dcr.cli import checkpoint, loader_check
+from nemo_dcr.cli import checkpoint, loader_check, relay
 from nemo_dcr.errors import InvalidConfig, NemoDcrError, OperatorNeeded
 
 EXIT_MISMATCH, EXIT_USAGE, EXIT_OPERATOR, EXIT_FAILED = 1, 2, 3, 4
@@ -35,6 +35,13 @@ class Engine(StrEnum):
 
     reference = "reference"
     vllm = "vllm"
+
+
+class Store(StrEnum):
+    """Where payloads lie in a demo."""
+
+    file = "file"
+    s3 = "s3"
 
 
 def _version(wanted: bool) -> None:
@@ -57,10 +64,20 @@ def demo(
     ] = None,
     steps: Annotated[int, typer.Option(min=1, max=1000, help="Optimizer steps, one refit after each.")] = 4,
     json: Annotated[Path | None, typer.Option(help="Write the report to this file too.")] = None,
+    timeline: Annotated[
+        Path | None, typer.Option(help="Write the timeline of every refit to this file, as Chrome trace JSON.")
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bars.")] = False,
     engine: Annotated[
         Engine | None,
         typer.Option(help="What serves: vLLM servers, or the reference engine. Default: vLLM where it is installed."),
+    ] = None,
+    transport: Annotated[
+        Store, typer.Option(help="Where payloads lie: a directory, or S3 object storage (SeaweedFS on this machine).")
+    ] = Store.file,
+    s3_url: Annotated[
+        str | None,
+        typer.Option(help="With --transport s3: s3://BUCKET/PREFIX?endpoint=URL&region=NAME of a server that runs."),
     ] = None,
     run_dir: Annotated[
         Path | None,
@@ -71,6 +88,7 @@ def demo(
     from nemo_dcr.cli.demo import run_demo
     from nemo_dcr.cli.doctor import vllm_problem
     from nemo_dcr.cli.job import plan_job
+    from nemo_dcr.cli.payload_store import open_payload_store
     from nemo_dcr.cli.report import table
     from nemo_dcr.testing.checkpoint import smollm2_checkpoint
 
@@ -86,7 +104,9 @@ def demo(
     try:
         directory.mkdir(parents=True, exist_ok=True)
         checkpoint = model.resolve() if model is not None else smollm2_checkpoint(directory / "model")
-        report = run_demo(plan_job(directory / "run", checkpoint, served.value), steps, quiet=quiet)
+        with open_payload_store(transport.value, s3_url, directory / "seaweedfs") as store:
+            job = plan_job(directory / "run", checkpoint, served.value, store.url)
+            report = run_demo(job, steps, quiet=quiet, store=store, timeline=timeline)
     finally:
         if run_dir is None:
             shutil.rmtree(directory, ignore_errors=True)
@@ -111,6 +131,7 @@ def doctor() -> None:
 
 checkpoint.register(app)
 loader_check.register(app)
+relay.register(app)
 
 
 def main() -> None:
@@ -129,3 +150,7 @@ def main() -> None:
 def _say(problem: NemoDcrError, code: int) -> None:
     typer.echo(f"nemo-dcr: {problem}", err=True)
     sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -43,15 +43,19 @@ class Child:
         arguments: Sequence[str],
         log: Path,
         more_environment: Mapping[str, str] | None = None,
+        within: Sequence[str] = (),
     ) -> None:
-        """Start `python -m module arguments...`, with standard output and error in `log`."""
+        """Start `python -m module arguments...`, with standard output and error in `log`.
+
+        `within` is a command that becomes the one after it, such as `nsenter` into the namespace of a host.
+        """
         self.name = name
         self.log = log
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
         environment.update(more_environment or {})
         with log.open("ab") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", module, *arguments],
+                [*within, sys.executable, "-m", module, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

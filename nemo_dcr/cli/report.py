@@ -64,6 +64,8 @@ class TransitionRow:
     baseline_bytes: int
     seconds: dict[str, float]
     """`refit` is t1 - t0 of the committed attempt without post-apply checks; the others are stages, which overlap."""
+    waits: dict[str, int]
+    """How often each stage waited, over all nodes: for room behind it, or for work (`publish`)."""
     loss: float
     """Mean training loss of the step behind this version."""
     restored: list[str]
@@ -129,7 +131,8 @@ def table(report: DemoReport) -> str:
 def _story(row: TransitionRow) -> list[str]:
     """What else there is to tell: seconds by stage, failures, a kill, mixed storage."""
     stages = ", ".join(f"{stage} {seconds:.3f}" for stage, seconds in row.seconds.items())
-    lines = [f"version {row.version}: seconds on the slowest node: {stages}"]
+    waits = ", ".join(f"{stage} {count}" for stage, count in row.waits.items()) or "none"
+    lines = [f"version {row.version}: seconds on the slowest node: {stages}; waits: {waits}"]
     lines += [
         f"version {row.version}: attempt {attempt.id} ({attempt.mode}) failed: {attempt.reason}"
         for attempt in row.attempts

@@ -25,6 +25,7 @@ from nemo_dcr.canonical import TensorMeta
 from nemo_dcr.cli.faults import StallingTransport
 from nemo_dcr.cli.identity import LoadedDigest
 from nemo_dcr.cli.job import DemoJob, load_job
+from nemo_dcr.cli.places import CHOOSE, place_of
 from nemo_dcr.cli.processes import die_with_parent, end_on_terminate
 from nemo_dcr.config import CodecConfig
 from nemo_dcr.errors import ConditionViolated
@@ -41,10 +42,10 @@ from nemo_dcr.source.dtensor import dtensor_tasks
 from nemo_dcr.source.exchange import Exchange, GroupExchange
 from nemo_dcr.source.setup import agree_plan
 from nemo_dcr.source.tasks import AffineTask
+from nemo_dcr.testing.changes import inject
 from nemo_dcr.testing.checkpoint import read_checkpoint, tensor_table
-from nemo_dcr.testing.trainer import Fsdp2Trainer
+from nemo_dcr.testing.trainer import STORED_DTYPE, Fsdp2Trainer
 from nemo_dcr.trace import LamportClock
-from nemo_dcr.transport.object_store import FileObjectStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,10 @@ class TrainStep:
     """Do one optimizer step and freeze the weights as `candidate`."""
 
     candidate: str
+    inject_rate: float = 0.0
+    """Instead of a step, change this fraction of the elements (Section 8.1)."""
+    seed: int = 0
+    """Of the injected changes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +107,15 @@ class DemoTrainer:
         return self._committed
 
     def step(self, call: TrainStep) -> Trained:
-        """One real optimizer step; then the weights are frozen as the candidate."""
+        """One real optimizer step, or injected changes; then the weights are frozen as the candidate."""
         if self.node is None:
             return Trained(0.0, "the owner is not ready")
         self.node.weights_changed()
-        loss = self.trainer.step()
+        loss = 0.0
+        if call.inject_rate > 0:
+            inject(self.trainer.local_shards(), call.inject_rate, seed=call.seed, stored=STORED_DTYPE)
+        else:
+            loss = self.trainer.step()
         self.trainer.freeze()
         return Trained(loss, self.node.freeze(CandidateId(call.candidate)))
 
@@ -154,7 +163,8 @@ def main(job: DemoJob, rank: int) -> None:
     digest = prove_baseline(delta, read_checkpoint(model))
     name = f"owner-{rank}"
     clock, incarnation = LamportClock(), new_incarnation(job.addresses, name)
-    transport = StallingTransport(FileObjectStore(job.store, run=job.name))
+    place = place_of(job, name)
+    transport = StallingTransport(place.transport)
     tracer = FileTracer(job.traces / f"{name}-{incarnation}.ndjson", f"owner {rank}", incarnation, clock)
     node = OwnerNode(
         delta=delta,
@@ -168,7 +178,8 @@ def main(job: DemoJob, rank: int) -> None:
         baseline_digest=digest,
     )
     trainer.node = node
-    service = OwnerService(node, clock)
+    service = OwnerService(node, clock, place.listen, place.security)
+    service.server.answer(CHOOSE, place.transport.choose)
     commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
 
     def on_main(work: Callable[[object], object]) -> Callable[[object, Respond], None]:
@@ -187,7 +198,7 @@ def main(job: DemoJob, rank: int) -> None:
     service.server.answer(STALL, stall)
     end_on_terminate(service.stopping)
     service.start()
-    publish_address(job.addresses, Address(name, service.address, incarnation, os.getpid()))
+    publish_address(job.addresses, Address(name, service.address, incarnation, os.getpid(), place.key))
     while not service.stopping.is_set():
         try:
             commands.get(timeout=0.1)()

@@ -12,6 +12,7 @@ import json
 import socket
 import time
 import urllib.request
+from collections.abc import Mapping
 
 from nemo_dcr.adapters.vllm.endpoints import EngineEndpoints
 from nemo_dcr.adapters.vllm.engine_api import HttpEngine
@@ -33,10 +34,10 @@ TOKENS = 12
 class VllmFleet(Fleet):
     """Trainer processes and vLLM servers of one run."""
 
-    def __init__(self, job: DemoJob, clock: LamportClock) -> None:
+    def __init__(self, job: DemoJob, clock: LamportClock, secrets: Mapping[str, str] | None = None) -> None:
         self._engines = EngineEndpoints(clock)
         self._urls: dict[str, str] = {}
-        super().__init__(job, clock, self._engines)
+        super().__init__(job, clock, self._engines, secrets)
 
     def kill(self, instance: InstanceId) -> None:
         """SIGKILL every process of one server."""
@@ -68,14 +69,16 @@ class VllmFleet(Fleet):
         self._urls[instance] = f"http://127.0.0.1:{port}"
         log = self.job.directory / "logs" / f"{instance}.log"
         arguments = [port, self.job.model]
-        self._children[instance] = Child(instance, "nemo_dcr.cli.vllm_server", arguments, log, ENVIRONMENT)
+        self._children[instance] = Child(
+            instance, "nemo_dcr.cli.vllm_server", arguments, log, {**ENVIRONMENT, **self.secrets}
+        )
 
     def _join(self, instance: InstanceId) -> list[ReceiverId]:
         self._wait_until_healthy(instance)
         settings = Settings(
             instance=instance,
             directory=str(self.job.directory),
-            store=str(self.job.store),
+            store=self.job.transport_url,
             run=self.job.name,
             post_apply_check=True,
         )

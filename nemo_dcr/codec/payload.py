@@ -121,6 +121,11 @@ class VerifiedPayload:
     _data: memoryview
     _limits: CodecConfig
 
+    @property
+    def data(self) -> memoryview:
+        """All bytes, header to trailer; not to be written."""
+        return self._data
+
     def decode(
         self, table: Mapping[str, TensorMeta] | None = None, *, skip: Collection[str] = frozenset()
     ) -> tuple[Item, ...]:

@@ -2,7 +2,7 @@
 
 A process writes its address once it answers; the file is complete or absent. A restarted process replaces the file
 under the same name with another incarnation, which is how its restart shows.
-Not handled: several hosts; there the addresses come from the deployment.
+Not handled: hosts that share no file system; there the addresses and keys come from the deployment.
 
 Paper: Appendix B (endpoints)   Decisions: D5
 """
@@ -29,6 +29,8 @@ class Address:
     address: str
     incarnation: Incarnation
     pid: int
+    key: str = ""
+    """Its public CURVE key in Z85; empty where it answers in plaintext."""
 
 
 def new_incarnation(directory: Path, name: str) -> Incarnation:

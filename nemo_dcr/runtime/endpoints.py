@@ -17,8 +17,9 @@ from nemo_dcr.ids import Incarnation, OwnerId, ReceiverId
 from nemo_dcr.protocol.messages import OwnerCall, OwnerReply, ReceiverCall, ReceiverReply
 from nemo_dcr.runtime.addresses import Address
 from nemo_dcr.runtime.methods import OWNER_METHODS, RECEIVER_METHODS
-from nemo_dcr.runtime.rpc import Bulk, Method, NoReply, Peer, exchange, require
+from nemo_dcr.runtime.rpc import PLAINTEXT, Bulk, Method, NoReply, Peer, exchange, require
 from nemo_dcr.trace import LamportClock
+from nemo_dcr.transport.relay.keys import Security
 
 ReceiverAnswers = dict[ReceiverId, ReceiverReply | NoReply]
 OwnerAnswers = dict[OwnerId, OwnerReply | NoReply]
@@ -45,17 +46,21 @@ class Endpoints(Protocol):
 class SocketEndpoints:
     """Endpoints behind control sockets. Used by one thread."""
 
-    def __init__(self, clock: LamportClock) -> None:
+    def __init__(self, clock: LamportClock, security: Security = PLAINTEXT) -> None:
+        """`security`: what this process proves itself with to endpoints whose address carries a key."""
         self._clock = clock
+        self._security = security
         self._context: zmq.Context[Any] = zmq.Context()
         self._receivers: dict[ReceiverId, tuple[Peer, Incarnation]] = {}
         self._owners: dict[OwnerId, Peer] = {}
 
     def add_receiver(self, receiver: ReceiverId, address: Address) -> None:
-        """Know a receiver from now on, in the place of an earlier life of it."""
+        """Know a receiver from now on, in the place of an earlier life of it.
+
+        Raises: InvalidConfig for an address that may not be called.
+        """
         self.remove_receiver(receiver)
-        peer = Peer(receiver, address.address, self._clock, self._context)
-        self._receivers[receiver] = (peer, address.incarnation)
+        self._receivers[receiver] = (self._peer(receiver, address), address.incarnation)
 
     def remove_receiver(self, receiver: ReceiverId) -> None:
         """Forget a receiver. Idempotent."""
@@ -64,10 +69,13 @@ class SocketEndpoints:
             known[0].close()
 
     def add_owner(self, owner: OwnerId, address: Address) -> None:
-        """Know an owner from now on."""
+        """Know an owner from now on. Raises: InvalidConfig for an address that may not be called."""
         if owner in self._owners:
             self._owners[owner].close()
-        self._owners[owner] = Peer(f"owner-{owner}", address.address, self._clock, self._context)
+        self._owners[owner] = self._peer(f"owner-{owner}", address)
+
+    def _peer(self, name: str, address: Address) -> Peer:
+        return Peer(name, address.address, self._clock, self._context, security=self._security, key=address.key)
 
     def receivers(self) -> dict[ReceiverId, Incarnation]:
         """Known receivers and their announced incarnations."""

@@ -1,8 +1,9 @@
 """One owner: drives the owner machine with the delta loop, a publisher and the trainer that it sits in.
 
 Calls arrive on any thread. Streams, baseline copies and reloads are long, so they run one after another in `work`, on
-one worker thread; a stop interrupts a stream between chunks and inside a blocked publish. The machine decides what may
-start; nothing here looks at versions or candidates.
+one worker thread; after `run_apart` the payloads of a stream are made ahead of it, on threads that end with the stream.
+A stop interrupts a stream between chunks, while it waits for a payload, and inside a blocked publish. The machine
+decides what may start; nothing here looks at versions or candidates.
 Not handled: sockets and thread loops (see serve); when to step the optimizer (the trainer asks `freeze` first).
 
 Paper: Section 5; Figure B.3   Spec: OwnerProgress   Decisions: D8, D11, D12   Conditions: SC3, SC4
@@ -16,11 +17,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from nemo_dcr.codec.payload import encode_payload
-from nemo_dcr.codec.records import Encoding, PathClass
-from nemo_dcr.config import CodecConfig
+from nemo_dcr.config import CodecConfig, QueueConfig
 from nemo_dcr.errors import AttemptFailed, AttemptStopped, ConditionViolated
-from nemo_dcr.ids import NO_CANDIDATE, AttemptId, CandidateId, Incarnation, PayloadKey, Version
+from nemo_dcr.ids import NO_CANDIDATE, AttemptId, CandidateId, Incarnation, Version
 from nemo_dcr.protocol import owner
 from nemo_dcr.protocol.messages import OwnerCall, OwnerReply, OwnerReport
 from nemo_dcr.protocol.owner_state import (
@@ -51,6 +50,7 @@ from nemo_dcr.protocol.owner_state import (
     holds_version,
 )
 from nemo_dcr.protocol.tags import TrackerTag
+from nemo_dcr.runtime.payload_stream import FormedPayload, PayloadStream
 from nemo_dcr.runtime.stepper import Stepper
 from nemo_dcr.runtime.timings import StageClock
 from nemo_dcr.source.baseline import BaselineState, Copied
@@ -92,6 +92,7 @@ class OwnerNode:
         candidate: CandidateId = NO_CANDIDATE,
         tracer: Tracer | None = None,
         codec: CodecConfig | None = None,
+        queue: QueueConfig | None = None,
         baseline_digest: bytes = b"",
     ) -> None:
         """`tracker` and `resident` say what baseline and weights are known to hold at the start.
@@ -104,6 +105,8 @@ class OwnerNode:
         self._transport = transport
         self._tracer = tracer or NullTracer()
         self._codec = codec or CodecConfig()
+        self._queue = queue or QueueConfig()
+        self._apart = False
         self._changed = threading.Condition(threading.RLock())
         start = owner.start(
             delta.owner,
@@ -122,6 +125,10 @@ class OwnerNode:
         self._publisher: Publisher | None = None
         self._stop: AttemptId | None = None
         self._machine.begin()
+
+    def run_apart(self) -> None:
+        """From now on, construct and encode on threads of their own, ahead of `work`, which publishes."""
+        self._apart = True
 
     # ------------------------------------------------------------------------------------------------- any thread
 
@@ -177,7 +184,6 @@ class OwnerNode:
     def _run_stream(self, start: StartStream) -> None:
         attempt = start.attempt
         self.timings.mark(attempt, "construct_began")
-        classes = {name: PathClass(path) for name, path in start.classes.items()}
         publisher: Publisher | None = None
         try:
             publisher = self._transport.publisher(attempt, self.delta.owner)
@@ -185,31 +191,20 @@ class OwnerNode:
                 self._publisher = publisher
                 if self._is_stopped(attempt):
                     publisher.stop()
-            buckets = self.delta.stream(
-                start.mode,
-                classes,
-                attempt=attempt,
-                base=start.version,
+            stream = PayloadStream(
+                self.delta,
+                start,
+                codec=self._codec,
+                queue=self._queue,
+                timings=self.timings,
                 stopped=lambda: self._is_stopped(attempt),
+                apart=self._apart,
             )
-            for number in itertools.count():
-                with self.timings.stage(attempt, "construct"):
-                    bucket = next(buckets, None)
-                if bucket is None:
-                    break
-                key = PayloadKey(attempt, self.delta.owner, number)
-                with self.timings.stage(attempt, "encode"):
-                    payload = encode_payload(key, bucket.items, zstd_level=self._codec.zstd_level)
-                names = tuple(item.tensor.name for item in bucket.items)
-                masks = sum(item.encoding is Encoding.XOR for item in bucket.items)
-                self._feed(PayloadFormed(attempt, number, names, masks))
-                with self.timings.stage(attempt, "publish"):
-                    publisher.publish(key, payload.data, payload.digest)
-                self.timings.count(attempt, "payloads", 1)
-                self.timings.count(attempt, "payload_bytes", len(payload.data))
-                self._feed(PayloadPublished(attempt, number, payload.digest))
-            manifest = publisher.close_set()
+            with stream as payloads:
+                for payload in payloads:
+                    self._publish(publisher, attempt, payload)
             self.timings.mark(attempt, "construct_ended")
+            manifest = publisher.close_set()
             self._count(attempt)
             self._feed(StreamEnded(attempt, manifest.digest))
         except AttemptStopped:
@@ -224,6 +219,16 @@ class OwnerNode:
                 if self._stream == attempt:  # the end may have let a later attempt in already
                     self._stream = None
                 self._finish_stop()
+
+    def _publish(self, publisher: Publisher, attempt: AttemptId, payload: FormedPayload) -> None:
+        """One payload goes out: its line first, so that nobody takes in one that no line tells of."""
+        number, encoded = payload.number, payload.encoded
+        self._feed(PayloadFormed(attempt, number, payload.names, payload.masks))
+        with self.timings.stage(attempt, "publish", str(number)):
+            publisher.publish(encoded.key, encoded.data, encoded.digest)
+        self.timings.count(attempt, "payloads", 1)
+        self.timings.count(attempt, "payload_bytes", len(encoded.data))
+        self._feed(PayloadPublished(attempt, number, encoded.digest))
 
     def _count(self, attempt: AttemptId) -> None:
         counts = self.delta.counts

@@ -1,9 +1,10 @@
 """One receiver: drives the endpoint machine with a subscription, an applier and the engine's own thread.
 
-Three threads meet here. Calls arrive on any thread and are answered through `respond`, at once or after a drain. Intake
-runs on its own thread: it fetches, validates and stages compressed payloads and never touches weights. Application runs
-in `work`, on the thread that the engine lends, one loader call for a group of payloads. The machine decides; this class
-performs its effects in order under one lock, and never holds that lock while it decodes or writes weights.
+Four threads meet here. Calls arrive on any thread and are answered through `respond`, at once or after a drain. Intake
+runs on its own thread: it fetches, validates and stages compressed payloads. After `run_apart` another decodes them.
+Neither touches weights. Application runs in `work`, on the thread that the engine lends, one loader call for a group of
+payloads. The machine decides; this class performs its effects in order under one lock, and never holds that lock while
+it decodes, spills or writes weights.
 Not handled: sockets and thread loops (see serve), which attempt to run (coordinator).
 
 Paper: Section 6.3; Appendix B; Figure C.2 (staging)   Spec: ReceiverProgress   Decisions: D3, D23, D25, D28, D30
@@ -13,17 +14,17 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
 from nemo_dcr.canonical import TensorMeta
-from nemo_dcr.codec.payload import VerifiedPayload, verify_payload
-from nemo_dcr.codec.records import Item, PathClass
+from nemo_dcr.codec.payload import VerifiedPayload
+from nemo_dcr.codec.records import PathClass
 from nemo_dcr.config import CodecConfig, QueueConfig, RefitConfig
 from nemo_dcr.errors import AttemptFailed, InternalError
-from nemo_dcr.ids import AttemptId, Member, PayloadKey
+from nemo_dcr.ids import AttemptId, Member, OwnerId, PayloadKey
 from nemo_dcr.protocol import endpoint
 from nemo_dcr.protocol.endpoint_report import report
 from nemo_dcr.protocol.endpoint_state import (
@@ -59,14 +60,15 @@ from nemo_dcr.protocol.endpoint_state import (
 )
 from nemo_dcr.protocol.messages import ReceiverCall, ReceiverReply, ReceiverReport
 from nemo_dcr.receiver.apply import Applier
-from nemo_dcr.receiver.ingest import DecodedPayload, Ingest
+from nemo_dcr.receiver.ingest import DecodedPayload
 from nemo_dcr.receiver.paths import LoaderTable
 from nemo_dcr.receiver.prewarm import ByteCopy, Checksums, prewarm
 from nemo_dcr.receiver.residents import NativeModel
+from nemo_dcr.runtime.receiver_stages import ReceiverStages
 from nemo_dcr.runtime.stepper import Stepper
 from nemo_dcr.runtime.timings import StageClock
 from nemo_dcr.trace import Emit, NullTracer, Tracer
-from nemo_dcr.transport.base import Announcement, Manifest, Subscription, Transport
+from nemo_dcr.transport.base import Announcement, Manifest, Transport
 
 Job = Callable[[], None]
 
@@ -104,9 +106,9 @@ class ReceiverNode:
         self._calls = itertools.count()
         self._responders: dict[int, Callable[[ReceiverReply], None]] = {}
         self._jobs: deque[Job] = deque()
-        self._subscription: Subscription | None = None
+        self._apart = False
         self._arriving: VerifiedPayload | None = None
-        self._ingest: Ingest | None = None
+        self._stages: ReceiverStages | None = None
         self._permitted: tuple[PayloadKey, ...] = ()
         self._admitted = False
         self._applying: AttemptId | None = None
@@ -116,6 +118,10 @@ class ReceiverNode:
         self._metas: Mapping[str, TensorMeta] = {}
         self._applier: Applier | None = None
         self._machine.begin()
+
+    def run_apart(self) -> None:
+        """From now on another thread calls `decode`, and `work` only applies; call it before the first attempt."""
+        self._apart = True
 
     # ------------------------------------------------------------------------------------------------- any thread
 
@@ -154,7 +160,8 @@ class ReceiverNode:
     def wants_engine(self) -> bool:
         """True while `work` would do something."""
         with self._changed:
-            return bool(self._jobs) or self._flush is not None or (self._ingest is not None and self._ingest.is_ready)
+            ready = self._stages is not None and self._stages.ingest.is_ready
+            return bool(self._jobs) or self._flush is not None or ready
 
     def trouble(self, attempt: AttemptId, detail: str) -> None:
         """The engine cannot do what this attempt needs; the attempt fails unless it is over."""
@@ -192,46 +199,55 @@ class ReceiverNode:
     def intake(self, timeout_s: float) -> bool:
         """Take one announcement or manifest; True when there was one. Waits at most `timeout_s` seconds."""
         with self._changed:
-            subscription, attempt = self._subscription, self._state.attempt
-            if subscription is None or self._ingest is None or not self._ingest.has_room:
+            stages = self._stages
+            if stages is None:
                 self._changed.wait(timeout_s)
+            if stages is None or not stages.await_room(timeout_s):
                 return False
         try:
-            found = subscription.poll(timeout_s)
+            match found := stages.subscription.poll(timeout_s):
+                case None:
+                    return False
+                case Manifest():
+                    self._feed(ManifestSeen(found.attempt, found.owner, len(found.payloads), found.digest))
+                case Announcement():
+                    self._take(stages, found)
         except AttemptFailed as problem:
-            self._feed(PayloadRejected(attempt, str(problem)))
-            return True
-        match found:
-            case None:
-                return False
-            case Manifest():
-                self._feed(ManifestSeen(found.attempt, found.owner, len(found.payloads), found.digest))
-            case Announcement():
-                self._take(subscription, attempt, found)
+            self._feed(PayloadRejected(stages.attempt, str(problem)))
         return True
 
-    def _take(self, subscription: Subscription, attempt: AttemptId, found: Announcement) -> None:
+    def _take(self, stages: ReceiverStages, found: Announcement) -> None:
         with self._changed:
             known = self._state.seen.get(found.key.owner, {}).get(found.key.payload)
-            if found.key.attempt != attempt or known == found.digest:
+            if found.key.attempt != stages.attempt or known == found.digest:
                 self._feed(PayloadStaged(found.key, found.digest))  # stale or a duplicate: not fetched
                 return
-        try:
-            with self.timings.stage(attempt, "fetch"):
-                data = subscription.fetch(found)
-            with self.timings.stage(attempt, "verify"):
-                verified = verify_payload(data, limits=self._codec)
-        except AttemptFailed as problem:
-            self._feed(PayloadRejected(attempt, str(problem)))
-            return
-        if (verified.key, verified.digest) != (found.key, found.digest):
-            self._feed(PayloadRejected(attempt, f"payload {found.key} holds {verified.key} with another digest"))
-            return
+        verified = stages.fetch(found)
         with self._changed:
             self._arriving = verified
             self._feed(PayloadStaged(verified.key, verified.digest))
             self._arriving = None
-        self.timings.count(attempt, "payload_bytes", verified.nbytes)
+        del verified
+        stages.spill()
+
+    # ---------------------------------------------------------------------------------------------- decode thread
+
+    def decode(self, timeout_s: float) -> bool:
+        """Decode one staged payload; True when there was one. Waits at most `timeout_s` seconds."""
+        with self._changed:
+            stages = self._stages
+            if stages is None:
+                self._changed.wait(timeout_s)
+            if stages is None or not stages.await_decoding(timeout_s):
+                return False
+        found = True
+        try:
+            found = stages.decode()
+        except AttemptFailed as problem:
+            self._feed(ApplyFailed(stages.attempt, f"{type(problem).__name__}: {problem}"))
+        with self._changed:
+            self._changed.notify_all()
+        return found
 
     # ---------------------------------------------------------------------------------------------- engine thread
 
@@ -253,11 +269,11 @@ class ReceiverNode:
         if self._flush is not None:
             attempt, self._flush = self._flush, None
             return lambda: self._synchronize(attempt)
-        attempt, ingest = self._state.attempt, self._ingest
-        if ingest is None or not ingest.is_ready:
+        stages = self._stages
+        if stages is None or not stages.ingest.is_ready:
             return None
-        self._applying = attempt
-        return lambda: self._apply(attempt, ingest)
+        self._applying = stages.attempt
+        return lambda: self._apply(stages)
 
     def _is_permitted(self, attempt: AttemptId, keys: tuple[PayloadKey, ...]) -> bool:
         """Ask the machine to write `keys` now; it marks the storage dirty first. It refuses a stopped attempt."""
@@ -271,14 +287,16 @@ class ReceiverNode:
         self.timings.mark(attempt, "flushed")
         self._feed(Flushed(attempt))
 
-    def _apply(self, attempt: AttemptId, ingest: Ingest) -> None:
-        """Decode the next group and write it with one loader call. A drain that comes meanwhile waits for the end."""
+    def _apply(self, stages: ReceiverStages) -> None:
+        """Write the next group with one loader call. A drain that comes meanwhile waits for the end."""
+        attempt = stages.attempt
         try:
             applier = self._require_applier()
-            with self.timings.stage(attempt, "decode"):
-                group = ingest.take_group(0.0)
+            group = stages.take_group()
+            with self._changed:
+                self._changed.notify_all()  # slots are free
             if group and self._is_permitted(attempt, tuple(payload.key for payload in group)):
-                self._write(attempt, group, applier)
+                self._write(stages, group, applier)
         except AttemptFailed as problem:
             self._feed(ApplyFailed(attempt, f"{type(problem).__name__}: {problem}"))
         finally:
@@ -287,29 +305,9 @@ class ReceiverNode:
                 self._finish_drain()
                 self._changed.notify_all()
 
-    def _write(self, attempt: AttemptId, group: tuple[DecodedPayload, ...], applier: Applier) -> None:
-        keys = {id(item): payload.key for payload in group for item in payload.items}
-        due = Counter((payload.key, name) for payload in group for name in payload.skipped)
-        due.update((payload.key, item.tensor.name) for payload in group for item in payload.items)
-
-        def applied(item: Item) -> None:
-            tell(keys[id(item)], item.tensor.name)
-
-        def tell(key: PayloadKey, name: str) -> None:
-            due[key, name] -= 1
-            self._feed(ItemApplied(attempt, key, name))
-
-        items = [item for payload in group for item in payload.items]
-        self.timings.mark(attempt, "apply_began", first=True)
-        with self.timings.stage(attempt, "apply"):
-            report = applier.apply(items, attempt=attempt, on_item=applied)
-        for key, name in tuple(due.elements()):  # this rank holds no element of them, so all of theirs are written
-            tell(key, name)
-        self.timings.count(attempt, "items", report.items)
-        self.timings.count(attempt, "elements", report.elements)
-        # `apply` was timed around the whole call; the check is told apart so that it can be subtracted.
-        self.timings.add(attempt, "check", report.check_seconds)
-        self.timings.add(attempt, "apply", -report.check_seconds)
+    def _write(self, stages: ReceiverStages, group: tuple[DecodedPayload, ...], applier: Applier) -> None:
+        attempt = stages.attempt
+        stages.apply(group, applier, lambda key, name: self._feed(ItemApplied(attempt, key, name)))
         self._feed(PayloadsApplied(attempt, tuple(payload.key for payload in group)))
 
     def _require_applier(self) -> Applier:
@@ -333,22 +331,14 @@ class ReceiverNode:
             case Reply(call_id, reply):
                 self._responders.pop(call_id)(reply)
             case StartIntake(attempt, owners):
-                try:
-                    self._subscription = self._transport.subscribe(attempt, owners)
-                except AttemptFailed as problem:
-                    self._feed(PayloadRejected(attempt, str(problem)))
-                skipped = self._table.skipped if self._table is not None else frozenset[str]()
-                self._ingest = Ingest(
-                    attempt, self._metas, skipped=skipped, codec=self._codec, queue=self._queue, held=True
-                )
-                self.timings.mark(attempt, "intake_began")
+                self._start_intake(attempt, owners)
             case Stage(key):
-                if self._arriving is None or self._arriving.key != key or self._ingest is None:
+                if self._arriving is None or self._arriving.key != key or self._stages is None:
                     raise InternalError(f"payload {key} was accepted but did not arrive")
-                self._ingest.stage(self._arriving)
+                self._stages.ingest.stage(self._arriving)
             case WakeApply():
-                if self._ingest is not None:
-                    self._ingest.release()
+                if self._stages is not None:
+                    self._stages.ingest.release()
             case PermitApply(_, keys):
                 self._permitted = keys
             case Flush(attempt):
@@ -364,13 +354,29 @@ class ReceiverNode:
             case RefuseRequest() | DenyApply() | PushReport():
                 pass  # the threads look at the state again; reports are read by the next status call
 
+    def _start_intake(self, attempt: AttemptId, owners: tuple[OwnerId, ...]) -> None:
+        try:
+            subscription = self._transport.subscribe(attempt, owners)
+        except AttemptFailed as problem:
+            self._feed(PayloadRejected(attempt, str(problem)))
+            return
+        self._stages = ReceiverStages(
+            attempt,
+            subscription,
+            self._metas,
+            skipped=self._table.skipped if self._table is not None else frozenset(),
+            codec=self._codec,
+            queue=self._queue,
+            apart=self._apart,
+            timings=self.timings,
+            changed=self._changed,
+        )
+        self.timings.mark(attempt, "intake_began")
+
     def _stop_intake(self) -> None:
-        if self._subscription is not None:
-            self._subscription.stop()
-            self._subscription = None
-        if self._ingest is not None:
-            self._ingest.stop()
-            self._ingest = None
+        if self._stages is not None:
+            self._stages.stop()
+            self._stages = None
         self._flush = None
 
     def _finish_drain(self) -> None:

@@ -4,9 +4,10 @@ A call names a method; its argument and its reply are frozen dataclasses in sche
 frames for bulk bytes. Every call and reply carries the sender's Lamport clock. A server answers on its own thread, so a
 node that applies weights still reports. A caller asks many peers at once and gets, for each, a reply or the reason why
 there is none: a broken connection shows at once, a stopped process after the time limit.
-Not handled: encryption; plaintext is therefore served on loopback addresses only.
+Loopback addresses may be called in plaintext, all others need CURVE keys (see admission).
+Not handled: what an admitted peer may ask for.
 
-Paper: Appendix B (control calls carry the attempt identifier)   Decisions: D5, D6
+Paper: Appendix B (control calls carry the attempt identifier; channels are trusted or encrypted)   Decisions: D5, D6
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from nemo_dcr.errors import EndpointLost, InvalidConfig, NemoDcrError
+from nemo_dcr.runtime.admission import HANDSHAKE_MS, REFUSALS, ZAP_DOMAIN, AdmissionDesk
 from nemo_dcr.trace import LamportClock
+from nemo_dcr.transport.relay.keys import Security, secure_client, secure_listener
+from nemo_dcr.transport.relay.tree import TreeNode
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +41,7 @@ RECONNECT_MS = 100
 MAX_FRAME_BYTES = 4 << 30
 """A larger frame closes the connection."""
 _MONITORS = itertools.count()
+_REFUSED = sum(REFUSALS)
 
 
 class _Header(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
@@ -77,9 +82,10 @@ Respond = Callable[..., None]
 Handler = Callable[[Any, Respond], None]
 
 
-def _require_loopback(address: str) -> None:
-    if not address.startswith(("tcp://127.0.0.1:", "tcp://[::1]:", "ipc://", "inproc://")):
-        raise InvalidConfig("rpc.address", f"{address!r} is not a loopback address; plaintext control calls stay local")
+LOOPBACK = "tcp://127.0.0.1:*"
+"""Listen on this machine only, on a free port."""
+PLAINTEXT = Security()
+"""Without keys, on loopback addresses only."""
 
 
 class Server:
@@ -89,28 +95,31 @@ class Server:
         self,
         name: str,
         clock: LamportClock,
-        address: str = "tcp://127.0.0.1:*",
+        address: str = LOOPBACK,
         *,
+        security: Security = PLAINTEXT,
         on_fault: Callable[[BaseException], None] = lambda fault: None,
     ) -> None:
         """Bind `address`; `on_fault` is told when a handler's fault of our own ended the thread.
 
-        Raises: InvalidConfig for an address that is not loopback, or that is taken.
+        Raises: InvalidConfig for an address that `security` does not allow, or that is taken.
         """
-        _require_loopback(address)
+        security.check_listen(address)
         self.name = name
         self._clock = clock
         self._on_fault = on_fault
         self._methods: dict[str, tuple[Method, Handler]] = {}
         self._context = zmq.Context()
+        self._desk = AdmissionDesk(self._context, security) if security.keys is not None else None
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 500)
         self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+        self._socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
+        secure_listener(self._socket, security, ZAP_DOMAIN)
         try:
             self._socket.bind(address)
         except zmq.ZMQError as problem:
-            self._socket.close()
-            self._context.term()
+            self._release()
             raise InvalidConfig("rpc.address", f"cannot bind {address!r}: {problem}") from problem
         self.address: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self._answers: deque[list[bytes]] = deque()
@@ -138,10 +147,15 @@ class Server:
             self._wake()
             if self._thread.is_alive():
                 self._thread.join(5.0)
-            self._socket.close()
-            self._context.term()
+            self._release()
             self._wake_read.close()
             self._wake_write.close()
+
+    def _release(self) -> None:
+        self._socket.close()
+        if self._desk is not None:
+            self._desk.close()
+        self._context.term()
 
     def _wake(self) -> None:
         with contextlib.suppress(BlockingIOError, OSError):
@@ -158,10 +172,14 @@ class Server:
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
         poller.register(self._wake_read.fileno(), zmq.POLLIN)
+        if self._desk is not None:
+            poller.register(self._desk.socket, zmq.POLLIN)
         while not self._stopping.is_set():
             ready = dict(poller.poll(500))
             if self._wake_read.fileno() in ready:
                 self._wake_read.recv(4096)
+            if self._desk is not None and self._desk.socket in ready:
+                self._desk.answer()
             while self._answers:
                 self._socket.send_multipart(self._answers.popleft())
             if self._socket in ready:
@@ -206,15 +224,31 @@ class Server:
 class Peer:
     """A connection to one server; used by one thread."""
 
-    def __init__(self, name: str, address: str, clock: LamportClock, context: zmq.Context[Any]) -> None:
-        """Connect to `address`; raises InvalidConfig for an address that is not loopback or not an address."""
-        _require_loopback(address)
+    def __init__(
+        self,
+        name: str,
+        address: str,
+        clock: LamportClock,
+        context: zmq.Context[Any],
+        *,
+        security: Security = PLAINTEXT,
+        key: str = "",
+    ) -> None:
+        """Connect to `address`, to whoever holds the public `key` (Z85; empty for plaintext).
+
+        Raises: InvalidConfig for what is not an address, or one that `security` does not allow.
+        """
+        self._target = TreeNode(name, address, key)
+        security.check_connect(self._target)
+        self._security = security
         self.name = name
         self.address = address
         self._clock = clock
         self._calls = itertools.count(1)
         self._waiting: int | None = None
         self.disconnected = False
+        self.trouble = "the connection broke"
+        """Why it is disconnected."""
         self.socket = context.socket(zmq.DEALER)
         self._monitor = context.socket(zmq.PAIR)
         try:
@@ -233,8 +267,9 @@ class Peer:
         # A name that no peer of this process had before: a closed peer's name stays bound until ZeroMQ's own thread
         # has let go of it, so an address in memory, which the next peer may get again, is not one.
         watched = f"inproc://monitor-{next(_MONITORS)}"
-        self.socket.monitor(watched, zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED)
+        self.socket.monitor(watched, zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED | _REFUSED)
         self._monitor.connect(watched)
+        secure_client(self.socket, self._security, self._target)
         self.socket.connect(self.address)
 
     def send(self, method: Method, argument: Any) -> None:
@@ -256,13 +291,19 @@ class Peer:
                 return NoReply(header.error)
             return msgspec.msgpack.decode(parts[0], type=method.reply), Bulk(tuple(parts[1:]))
         self.check_connection()
-        return NoReply("the connection broke", disconnected=True) if self.disconnected else None
+        return self.lost if self.disconnected else None
 
     def check_connection(self) -> None:
         """Note a broken connection. A restarted process has another address, so a broken one stays broken."""
         while self._monitor.poll(0):
-            recv_monitor_message(self._monitor)
+            event = recv_monitor_message(self._monitor)["event"]
+            self.trouble = REFUSALS.get(event, self.trouble)
             self.disconnected = True
+
+    @property
+    def lost(self) -> NoReply:
+        """What a call to a disconnected peer answers."""
+        return NoReply(self.trouble, disconnected=True)
 
     def close(self) -> None:
         """Release the sockets."""
@@ -282,7 +323,7 @@ def exchange(calls: Mapping[str, tuple[Peer, Method, Any]], timeout_s: float) ->
     for key, (peer, method, argument) in calls.items():
         peer.check_connection()
         if peer.disconnected:
-            results[key] = NoReply("the connection broke", disconnected=True)
+            results[key] = peer.lost
             continue
         try:
             peer.send(method, argument)

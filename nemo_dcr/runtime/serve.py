@@ -1,7 +1,9 @@
-"""Puts nodes behind sockets: one server thread, one intake or worker thread, and the engine's own thread.
+"""Puts nodes behind sockets: one server thread, a thread for each stage of the node, and the engine's own thread.
 
-A service answers every control call of the protocol and the runtime's own calls for prewarm, timings and dumps. What
-touches an engine's weights runs on the thread that the engine lends by calling `work`.
+A service answers every control call of the protocol and the runtime's own calls for prewarm, timings and dumps. An
+owner's service publishes on a thread that lasts; what constructs and encodes ahead of it ends with each stream. A
+receiver's service has one thread for intake and one for decoding. What touches an engine's weights runs on the thread
+that the engine lends by calling `work`.
 Not handled: starting processes and telling others the address (the caller does).
 
 Paper: Section 6.1 (prewarm call); Appendix B (endpoints)
@@ -40,8 +42,9 @@ from nemo_dcr.runtime.methods import (
 )
 from nemo_dcr.runtime.owner_node import OwnerNode
 from nemo_dcr.runtime.receiver_node import ReceiverNode
-from nemo_dcr.runtime.rpc import Bulk, Respond, Server
+from nemo_dcr.runtime.rpc import LOOPBACK, PLAINTEXT, Bulk, Respond, Server
 from nemo_dcr.trace import LamportClock
+from nemo_dcr.transport.relay.keys import Security
 
 POLL_S = 0.1
 SERVING_REQUEST = "serving"
@@ -59,18 +62,22 @@ def metas(table: Iterable[TensorRow]) -> tuple[TensorMeta, ...]:
 
 
 class _Service:
-    """A server and one background thread that repeats a step until `close`.
+    """A server, and a background thread for each of some steps that repeats it until `close`.
 
     A fault of this package ends the service: `stopping` is set and `close` raises it, so that the process ends and
     peers name it, instead of waiting for a thread that is gone.
     """
 
-    def __init__(self, name: str, clock: LamportClock, step: Callable[[float], object]) -> None:
+    def __init__(
+        self, name: str, clock: LamportClock, listen: str, security: Security, **steps: Callable[[float], object]
+    ) -> None:
         self.stopping = threading.Event()
-        self._step = step
         self._fault: BaseException | None = None
-        self.server = Server(name, clock, on_fault=self._end)
-        self._thread = threading.Thread(target=self._loop, name=f"step-{name}", daemon=True)
+        self.server = Server(name, clock, listen, security=security, on_fault=self._end)
+        self._threads = [
+            threading.Thread(target=self._loop, args=(step,), name=f"{stage}-{name}", daemon=True)
+            for stage, step in steps.items()
+        ]
         self.server.answer(STOP, self._stop)
 
     @property
@@ -81,16 +88,18 @@ class _Service:
     def start(self) -> None:
         """Begin to answer and to step."""
         self.server.start()
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
 
     def close(self) -> None:
-        """Stop both threads and release the sockets.
+        """Stop all threads and release the sockets.
 
         Raises: whatever ended one of the threads.
         """
         self.stopping.set()
-        if self._thread.is_alive():
-            self._thread.join(10.0)
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join(10.0)
         self.server.close()
         if self._fault is not None:
             raise self._fault
@@ -99,10 +108,10 @@ class _Service:
         self.stopping.set()
         return Done()
 
-    def _loop(self) -> None:
+    def _loop(self, step: Callable[[float], object]) -> None:
         try:
             while not self.stopping.is_set():
-                self._step(POLL_S)
+                step(POLL_S)
         except BaseException as fault:
             self._end(fault)
 
@@ -118,8 +127,12 @@ class _Service:
 class ReceiverService(_Service):
     """A receiver node behind a socket; the engine calls `work` on its own thread until `stopping` is set."""
 
-    def __init__(self, node: ReceiverNode, clock: LamportClock) -> None:
-        super().__init__(node.member.receiver, clock, node.intake)
+    def __init__(
+        self, node: ReceiverNode, clock: LamportClock, listen: str = LOOPBACK, security: Security = PLAINTEXT
+    ) -> None:
+        """Bind `listen`. Raises: InvalidConfig when `security` does not allow it, or it is taken."""
+        super().__init__(node.member.receiver, clock, listen, security, intake=node.intake, decode=node.decode)
+        node.run_apart()
         self._node = node
         for method in RECEIVER_METHODS.values():
             self.server.register(method, node.call)
@@ -169,8 +182,12 @@ class ReceiverService(_Service):
 class OwnerService(_Service):
     """An owner node behind a socket; streams and copies run on the service's own thread."""
 
-    def __init__(self, node: OwnerNode, clock: LamportClock) -> None:
-        super().__init__(f"owner-{node.delta.owner}", clock, node.work)
+    def __init__(
+        self, node: OwnerNode, clock: LamportClock, listen: str = LOOPBACK, security: Security = PLAINTEXT
+    ) -> None:
+        """Bind `listen`. Raises: InvalidConfig when `security` does not allow it, or it is taken."""
+        super().__init__(f"owner-{node.delta.owner}", clock, listen, security, work=node.work)
+        node.run_apart()
         self._node = node
         for method in OWNER_METHODS.values():
             self.server.register(method, node.call)

@@ -1,9 +1,12 @@
-"""Seconds and counts of one attempt on one node, by stage.
+"""Seconds, counts and intervals of one attempt on one node, by stage.
 
-Times are wall-clock seconds since the epoch for the ends of the timed window and elapsed seconds for stages. Stages
-of different threads overlap, so they do not add up to the window.
+Every instant is read from the monotonic clock and told as seconds since the epoch, by one anchor that each process
+takes once: intervals of a process never jump, and processes of one host agree as well as the wall clock is read.
+Stages of different threads overlap, so their seconds do not add up to the window. A wait is the time that a stage
+stood still because the queue behind it was full, or the one in front of it empty; it is counted apart from the stage.
+Not handled: clocks of different hosts that differ (keep them synchronised, or compare intervals of one host only).
 
-Paper: Appendix C (timed window t0 to t1; post-apply checks apart)
+Paper: Appendix C (timed window t0 to t1; intervals of the lower bounds; post-apply checks apart)
 """
 
 from __future__ import annotations
@@ -13,9 +16,19 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from nemo_dcr.ids import AttemptId
+
+EPOCH_AT_ZERO = time.time() - time.monotonic()
+"""Seconds since the epoch when this process's monotonic clock showed 0: the one wall anchor of the process."""
+SPANS_KEPT = 20_000
+"""Intervals kept of one attempt on one node; later ones still count in the sums."""
+
+
+def now() -> float:
+    """Seconds since the epoch, by the monotonic clock and the anchor of this process."""
+    return EPOCH_AT_ZERO + time.monotonic()
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +36,18 @@ class TimingsOf:
     """Ask a node for the timings of one attempt."""
 
     attempt: AttemptId
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One interval of a stage."""
+
+    stage: str
+    begin: float
+    """Seconds since the epoch, as the end."""
+    end: float
+    detail: str = ""
+    """What was worked on, such as a payload's number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +59,23 @@ class Timings:
     """Named instants, seconds since the epoch."""
     seconds: dict[str, float]
     counts: dict[str, int]
+    waits: dict[str, int] = field(default_factory=dict)
+    """How often each stage waited for room in the queue behind it, or for work (`apply`, `publish`)."""
+    wait_seconds: dict[str, float] = field(default_factory=dict)
+    spans: tuple[Span, ...] = ()
+    """Intervals in the order in which they ended; waits are not among them."""
+
+
+class _Attempt:
+    """What is known of one attempt."""
+
+    def __init__(self) -> None:
+        self.marks: dict[str, float] = {}
+        self.seconds: dict[str, float] = defaultdict(float)
+        self.counts: dict[str, int] = defaultdict(int)
+        self.waits: dict[str, int] = defaultdict(int)
+        self.wait_seconds: dict[str, float] = defaultdict(float)
+        self.spans: list[Span] = []
 
 
 class StageClock:
@@ -43,47 +85,64 @@ class StageClock:
         self._node = node
         self._keep = keep
         self._lock = threading.Lock()
-        self._marks: dict[AttemptId, dict[str, float]] = defaultdict(dict)
-        self._seconds: dict[AttemptId, dict[str, float]] = defaultdict(lambda: defaultdict(float))
-        self._counts: dict[AttemptId, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+        self._attempts: dict[AttemptId, _Attempt] = {}
 
     def mark(self, attempt: AttemptId, name: str, *, first: bool = False) -> None:
         """Note the present instant; `first` keeps an earlier one."""
         with self._lock:
-            if not (first and name in self._marks[attempt]):
-                self._marks[attempt][name] = time.time()
-            self._forget()
+            marks = self._of(attempt).marks
+            if not (first and name in marks):
+                marks[name] = now()
 
     @contextmanager
-    def stage(self, attempt: AttemptId, name: str) -> Iterator[None]:
-        """Add the elapsed seconds of the block to a stage."""
-        begin = time.monotonic()
+    def stage(self, attempt: AttemptId, name: str, detail: str = "") -> Iterator[None]:
+        """Add the elapsed seconds of the block to a stage, and keep the interval."""
+        begin = now()
         try:
             yield
         finally:
-            self.add(attempt, name, time.monotonic() - begin)
+            end = now()
+            with self._lock:
+                found = self._of(attempt)
+                found.seconds[name] += end - begin
+                if len(found.spans) < SPANS_KEPT:
+                    found.spans.append(Span(name, begin, end, detail))
 
     def add(self, attempt: AttemptId, name: str, seconds: float) -> None:
         """Add elapsed seconds to a stage."""
         with self._lock:
-            self._seconds[attempt][name] += seconds
+            self._of(attempt).seconds[name] += seconds
 
     def count(self, attempt: AttemptId, name: str, number: int) -> None:
         """Add to a count."""
         with self._lock:
-            self._counts[attempt][name] += number
+            self._of(attempt).counts[name] += number
+
+    def waited(self, attempt: AttemptId, stage: str, seconds: float, *, times: int = 1) -> None:
+        """A stage stood still for so long; `times` is 0 when that wait was counted before."""
+        with self._lock:
+            found = self._of(attempt)
+            found.waits[stage] += times
+            found.wait_seconds[stage] += seconds
 
     def of(self, call: TimingsOf) -> Timings:
         """What was measured in an attempt; empty for an unknown one."""
         with self._lock:
+            found = self._attempts.get(call.attempt) or _Attempt()
             return Timings(
                 self._node,
-                dict(self._marks.get(call.attempt, {})),
-                dict(self._seconds.get(call.attempt, {})),
-                dict(self._counts.get(call.attempt, {})),
+                dict(found.marks),
+                dict(found.seconds),
+                dict(found.counts),
+                dict(found.waits),
+                dict(found.wait_seconds),
+                tuple(found.spans),
             )
 
-    def _forget(self) -> None:
-        for table in (self._marks, self._seconds, self._counts):
-            for attempt in sorted(table)[: -self._keep]:
-                del table[attempt]
+    def _of(self, attempt: AttemptId) -> _Attempt:
+        found = self._attempts.get(attempt)
+        if found is None:
+            found = self._attempts[attempt] = _Attempt()
+            for old in sorted(self._attempts)[: -self._keep]:
+                del self._attempts[old]
+        return found

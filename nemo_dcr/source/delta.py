@@ -184,7 +184,7 @@ class DeltaOwner:
         attempt: AttemptId = NO_ATTEMPT,
         base: Version | None = None,
         stopped: Callable[[], bool] = never,
-    ) -> Iterator[Bucket]:
+    ) -> Generator[Bucket, None, None]:
         """The buckets of one attempt, built as they are asked for. Close the iterator when the attempt fails.
 
         Args:

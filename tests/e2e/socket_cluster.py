@@ -46,7 +46,7 @@ from nemo_dcr.testing.local_oracle import DenseOracle, StoredBits
 from nemo_dcr.testing.local_source import LocalSource
 from nemo_dcr.testing.toy_loader import Composed, PadRows, Rule, Slice, ToyModel
 from nemo_dcr.trace import LamportClock
-from nemo_dcr.transport.base import Announcement, Buffer, Manifest, Publisher
+from nemo_dcr.transport.base import Announcement, Buffer, Manifest, Publisher, Transport
 from nemo_dcr.transport.object_store import FileObjectStore
 
 SEED = 11
@@ -100,8 +100,10 @@ def source(owners: int = 1) -> LocalSource:
     return LocalSource(TENSORS, seed=SEED, owners=owners)
 
 
-def engine(directory: Path, instance: InstanceId, ranks: int, rank: int) -> tuple[ReceiverService, FileTracer]:
-    """A started engine rank that holds version 0, and its trace."""
+def engine(
+    directory: Path, instance: InstanceId, ranks: int, rank: int, transport: Transport | None = None
+) -> tuple[ReceiverService, FileTracer]:
+    """A started engine rank that holds version 0, and its trace; it reads from the store if no transport is given."""
     receiver = receiver_id(instance, rank)
     model = ToyModel(TENSORS, RULES, rank, ranks)
     DenseOracle(source(), RULES).load(model, NO_CANDIDATE)
@@ -111,7 +113,7 @@ def engine(directory: Path, instance: InstanceId, ranks: int, rank: int) -> tupl
         member=Member(receiver, incarnation),
         ranks=ranks,
         model=model,
-        transport=FileObjectStore(directory / "store"),
+        transport=transport or FileObjectStore(directory / "store"),
         loaded_digest=b"version 0",
         tracer=tracer,
     )
@@ -147,7 +149,7 @@ class SocketCluster:
         self.oracle = DenseOracle(self.source, RULES)
         self.steps = itertools.count(1)
         self.control = SqliteControl(directory / "record.sqlite")
-        self.store = HoldingStore(directory / "store")
+        self.store = self.open_store()
         self.clock = LamportClock()
         self.endpoints = SocketEndpoints(self.clock)
         self.tracers: list[FileTracer] = []
@@ -172,6 +174,14 @@ class SocketCluster:
         self.outcomes: list[CoordinatorEffect] = []
         self.coordinator.become()
         self.until(Ready)
+
+    def open_store(self) -> Transport:
+        """The transport of owner and coordinator."""
+        return HoldingStore(self.directory / "store")
+
+    def transport_of(self, instance: InstanceId) -> Transport | None:
+        """The transport of an engine on a thread; None for the store."""
+        return None
 
     def _observe(self, effect: CoordinatorEffect) -> None:
         self.outcomes.append(effect)
@@ -221,7 +231,8 @@ class SocketCluster:
                 command = [sys.executable, "-m", "tests.e2e.socket_cluster", *arguments]
                 self.children[name] = subprocess.Popen(command, cwd=Path(__file__).parents[2])
             else:
-                service, tracer = engine(self.directory, instance, self.instances[instance], rank)
+                transport = self.transport_of(instance)
+                service, tracer = engine(self.directory, instance, self.instances[instance], rank, transport)
                 thread = threading.Thread(target=serve, args=(service, tracer))
                 thread.start()
                 self.services.append(service)

@@ -31,6 +31,7 @@ from nemo_dcr.receiver.ingest import Ingest
 from nemo_dcr.receiver.residents import Residents
 from nemo_dcr.source import direct, geometry, residual, tasks
 from nemo_dcr.source.tasks import AffineTask
+from tests.failures.guards_relay import RELAY_GUARDS
 
 Patch = pytest.MonkeyPatch
 A, B, C = (f"tests/failures/test_group_{group}.py" for group in "abc")
@@ -935,4 +936,5 @@ GUARDS: tuple[Guard, ...] = (
         "test_nothing_is_written_before_open_apply_over_running_requests_or_while_asleep",
         {},
     ),
+    *(Guard(*row, {}) for row in RELAY_GUARDS),
 )

