@@ -46,7 +46,7 @@ from nemo_dcr.testing.local_oracle import DenseOracle, StoredBits
 from nemo_dcr.testing.local_source import LocalSource
 from nemo_dcr.testing.toy_loader import Composed, PadRows, Rule, Slice, ToyModel
 from nemo_dcr.trace import LamportClock
-from nemo_dcr.transport.base import Announcement, Buffer, Manifest, Publisher
+from nemo_dcr.transport.base import Announcement, Buffer, Manifest, Publisher, Subscription, Transport
 from nemo_dcr.transport.object_store import FileObjectStore
 
 SEED = 11
@@ -61,18 +61,24 @@ REFIT = RefitConfig(heartbeat_s=0.02, call_timeout_s=2.0, lost_after_s=2.0)
 TIMEOUT_S = 60.0
 
 
-class HoldingStore(FileObjectStore):
-    """A store whose owners stop after so many payloads of an attempt, until `release` or a stop."""
+class HoldingStore:
+    """A transport whose owners stop after so many payloads of an attempt, until `release` or a stop."""
 
-    def __init__(self, root: Path) -> None:
-        super().__init__(root)
+    def __init__(self, inner: Transport) -> None:
+        self._inner = inner
         self.hold_after: int | None = None
         self.released = threading.Event()
 
     def publisher(self, attempt: AttemptId, owner: OwnerId) -> Publisher:
-        inner = super().publisher(attempt, owner)
+        inner = self._inner.publisher(attempt, owner)
         hold, self.hold_after = self.hold_after, None
         return inner if hold is None else _Holding(inner, hold, self.released)
+
+    def subscribe(self, attempt: AttemptId, owners: Sequence[OwnerId]) -> Subscription:
+        return self._inner.subscribe(attempt, owners)
+
+    def cleanup(self, through: AttemptId) -> None:
+        self._inner.cleanup(through)
 
 
 class _Holding:
@@ -100,7 +106,9 @@ def source(owners: int = 1) -> LocalSource:
     return LocalSource(TENSORS, seed=SEED, owners=owners)
 
 
-def engine(directory: Path, instance: InstanceId, ranks: int, rank: int) -> tuple[ReceiverService, FileTracer]:
+def engine(
+    directory: Path, instance: InstanceId, ranks: int, rank: int, transport: Transport | None = None
+) -> tuple[ReceiverService, FileTracer]:
     """A started engine rank that holds version 0, and its trace."""
     receiver = receiver_id(instance, rank)
     model = ToyModel(TENSORS, RULES, rank, ranks)
@@ -111,7 +119,7 @@ def engine(directory: Path, instance: InstanceId, ranks: int, rank: int) -> tupl
         member=Member(receiver, incarnation),
         ranks=ranks,
         model=model,
-        transport=FileObjectStore(directory / "store"),
+        transport=transport or FileObjectStore(directory / "store"),
         loaded_digest=b"version 0",
         tracer=tracer,
     )
@@ -140,14 +148,23 @@ def tracer_of(directory: Path, node: str, incarnation: Incarnation, clock: Lampo
 class SocketCluster:
     """One owner and any engines. Close it."""
 
-    def __init__(self, directory: Path, instances: dict[str, int], *, processes: bool) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        instances: dict[str, int],
+        *,
+        processes: bool,
+        transport: Callable[[], Transport] | None = None,
+    ) -> None:
+        """`transport` opens one for each node on threads; without it payloads lie in the directory."""
         self.directory = directory
         self.instances = {InstanceId(name): ranks for name, ranks in instances.items()}
         self.source = source()
         self.oracle = DenseOracle(self.source, RULES)
         self.steps = itertools.count(1)
         self.control = SqliteControl(directory / "record.sqlite")
-        self.store = HoldingStore(directory / "store")
+        self._open = transport or (lambda: FileObjectStore(directory / "store"))
+        self.store = HoldingStore(self._open())
         self.clock = LamportClock()
         self.endpoints = SocketEndpoints(self.clock)
         self.tracers: list[FileTracer] = []
@@ -221,7 +238,7 @@ class SocketCluster:
                 command = [sys.executable, "-m", "tests.e2e.socket_cluster", *arguments]
                 self.children[name] = subprocess.Popen(command, cwd=Path(__file__).parents[2])
             else:
-                service, tracer = engine(self.directory, instance, self.instances[instance], rank)
+                service, tracer = engine(self.directory, instance, self.instances[instance], rank, self._open())
                 thread = threading.Thread(target=serve, args=(service, tracer))
                 thread.start()
                 self.services.append(service)
