@@ -1,4 +1,4 @@
-"""S3 servers for tests: moto in this process, SeaweedFS as a process of its own, each with a proxy that can be at fault."""
+"""What tests need of an S3 server: stores of one run each, plain clients, and a proxy that is at fault."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from nemo_dcr.errors import EndpointLost, OperatorNeeded
 from nemo_dcr.transport.s3_client import S3Credentials
 
-START_S = 60.0
+START_S = 180.0
 """Limit for the server to answer; a second on an idle machine."""
 STOP_S = 5.0
 """After SIGTERM, before SIGKILL."""

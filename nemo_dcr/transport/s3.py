@@ -20,7 +20,7 @@ from nemo_dcr.errors import AttemptStopped, PayloadConflict, TransportFailed
 from nemo_dcr.ids import AttemptId, OwnerId, PayloadKey
 from nemo_dcr.transport import objects
 from nemo_dcr.transport.base import Announcement, Buffer, Manifest
-from nemo_dcr.transport.s3_bucket import S3Bucket
+from nemo_dcr.transport.s3_bucket import Check, S3Bucket, await_answer
 from nemo_dcr.transport.s3_client import S3Config, S3Credentials
 from nemo_dcr.transport.s3_object import MANIFEST_NAME, holds_bytes, read_announcement, set_name, stored_manifest
 from nemo_dcr.transport.s3_subscription import S3Subscription
@@ -102,8 +102,8 @@ class S3Publisher:
                 raise PayloadConflict(str(key), "the set is closed without it")
             name = f"{self._set}/{objects.payload_name(key.payload)}"
             noted = self._bucket.pool.submit(cleaned_through, self._bucket)
-            self._store(name, str(key), objects.frame(announcement), body)
-            self._refuse_cleaned(noted.result(), [name])
+            self._store(name, str(key), objects.frame(announcement), body, self._check_running)
+            self._refuse_cleaned(await_answer(noted, self._check_running), [name])
             with self._lock:
                 self._check_running()
                 if self._closed is not None and announcement not in self._closed.payloads:
@@ -121,13 +121,17 @@ class S3Publisher:
             body = objects.encode_manifest(manifest)
             head = objects.frame(objects.manifest_announcement(manifest, body))
             name = f"{self._set}/{MANIFEST_NAME}"
-            self._store(name, name, head, memoryview(body))
+            # A stop waits for the manifest: whoever is told that the attempt was stopped knows that the set is open.
+            self._store(name, name, head, memoryview(body), _go_on)
             self._refuse_cleaned(cleaned_through(self._bucket), [*self._etags])
             self._closed = manifest
         return manifest
 
     def stop(self) -> None:
-        """End this attempt: a blocked publish raises; an upload that runs is left behind, under its own attempt."""
+        """End this attempt: a blocked publish raises, and the upload that it waits for is left behind.
+
+        A `close_set` that has begun to store its manifest still returns it.
+        """
         self._stopped.set()
 
     def _check_running(self) -> None:
@@ -140,11 +144,11 @@ class S3Publisher:
             self._bucket.delete(names)
             raise AttemptStopped(self._attempt, "it was cleaned up")
 
-    def _store(self, name: str, what: str, head: bytes, body: memoryview) -> None:
+    def _store(self, name: str, what: str, head: bytes, body: memoryview, check: Check) -> None:
         self._check_running()
-        etag = self._bucket.store_once(name, head, body, self._check_running)
+        etag = self._bucket.store_once(name, head, body, check)
         if etag is None:
-            etag = holds_bytes(self._bucket, name, head, body, self._check_running)
+            etag = holds_bytes(self._bucket, name, head, body, check)
         if etag is None:
             self._refuse_cleaned(cleaned_through(self._bucket), [])
             raise TransportFailed(
@@ -182,3 +186,7 @@ def cleaned_through(bucket: S3Bucket) -> AttemptId:
     if not text.isdecimal():
         raise TransportFailed(bucket.config.where, f"{bucket.key(CLEANED)} is no note of a cleanup; give a new prefix")
     return AttemptId(int(text))
+
+
+def _go_on() -> None:
+    """For what is not given up once it has begun."""

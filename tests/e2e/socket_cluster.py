@@ -46,7 +46,7 @@ from nemo_dcr.testing.local_oracle import DenseOracle, StoredBits
 from nemo_dcr.testing.local_source import LocalSource
 from nemo_dcr.testing.toy_loader import Composed, PadRows, Rule, Slice, ToyModel
 from nemo_dcr.trace import LamportClock
-from nemo_dcr.transport.base import Announcement, Buffer, Manifest, Publisher, Transport
+from nemo_dcr.transport.base import Announcement, Buffer, Manifest, Publisher, Subscription, Transport
 from nemo_dcr.transport.object_store import FileObjectStore
 
 SEED = 11
@@ -61,18 +61,24 @@ REFIT = RefitConfig(heartbeat_s=0.02, call_timeout_s=2.0, lost_after_s=2.0)
 TIMEOUT_S = 60.0
 
 
-class HoldingStore(FileObjectStore):
-    """A store whose owners stop after so many payloads of an attempt, until `release` or a stop."""
+class HoldingStore:
+    """A transport whose owners stop after so many payloads of an attempt, until `release` or a stop."""
 
-    def __init__(self, root: Path) -> None:
-        super().__init__(root)
+    def __init__(self, inner: Transport) -> None:
+        self._inner = inner
         self.hold_after: int | None = None
         self.released = threading.Event()
 
     def publisher(self, attempt: AttemptId, owner: OwnerId) -> Publisher:
-        inner = super().publisher(attempt, owner)
+        inner = self._inner.publisher(attempt, owner)
         hold, self.hold_after = self.hold_after, None
         return inner if hold is None else _Holding(inner, hold, self.released)
+
+    def subscribe(self, attempt: AttemptId, owners: Sequence[OwnerId]) -> Subscription:
+        return self._inner.subscribe(attempt, owners)
+
+    def cleanup(self, through: AttemptId) -> None:
+        self._inner.cleanup(through)
 
 
 class _Holding:
@@ -142,13 +148,22 @@ def tracer_of(directory: Path, node: str, incarnation: Incarnation, clock: Lampo
 class SocketCluster:
     """One owner and any engines. Close it."""
 
-    def __init__(self, directory: Path, instances: dict[str, int], *, processes: bool) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        instances: dict[str, int],
+        *,
+        processes: bool,
+        transport: Callable[[], Transport] | None = None,
+    ) -> None:
+        """`transport` opens one for each node on threads; without it payloads lie in the directory."""
         self.directory = directory
         self.instances = {InstanceId(name): ranks for name, ranks in instances.items()}
         self.source = source()
         self.oracle = DenseOracle(self.source, RULES)
         self.steps = itertools.count(1)
         self.control = SqliteControl(directory / "record.sqlite")
+        self._open = transport or (lambda: FileObjectStore(directory / "store"))
         self.store = self.open_store()
         self.clock = LamportClock()
         self.endpoints = SocketEndpoints(self.clock)
@@ -177,11 +192,11 @@ class SocketCluster:
 
     def open_store(self) -> Transport:
         """The transport of owner and coordinator."""
-        return HoldingStore(self.directory / "store")
+        return HoldingStore(self._open())
 
-    def transport_of(self, instance: InstanceId) -> Transport | None:
-        """The transport of an engine on a thread; None for the store."""
-        return None
+    def transport_of(self, instance: InstanceId) -> Transport:
+        """The transport of an engine on a thread."""
+        return self._open()
 
     def _observe(self, effect: CoordinatorEffect) -> None:
         self.outcomes.append(effect)

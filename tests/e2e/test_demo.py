@@ -143,6 +143,23 @@ def test_the_report_file_is_the_documented_schema(run: tuple[Path, dict, str]) -
     assert len(report.transitions) == 4
 
 
+def test_the_demo_runs_over_object_storage_that_it_starts(model: Path, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [*COMMAND, "--model", str(model), "--run-dir", str(tmp_path / "d"), "--transport", "s3", "--steps", "1"],
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    job = json.loads((tmp_path / "d" / "run" / "job.json").read_text())
+    assert job["transport"].startswith("s3://nemo-dcr?endpoint=http://127.0.0.1:")
+    assert not list((tmp_path / "d" / "run" / "store").rglob("payload-*"))
+    events = [event for path in (tmp_path / "d" / "run" / "traces").glob("*.ndjson") for event in read_trace(path)]
+    assert sum(event.action == Action.COMMIT for event in events) == 1
+    assert sum(event.action == Action.EMIT_PAYLOAD for event in events) >= 30
+
+
 def test_bad_usage_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     done = subprocess.run(
         [*COMMAND, "--model", str(tmp_path)], capture_output=True, text=True, timeout=120, check=False

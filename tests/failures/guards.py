@@ -6,6 +6,8 @@ system that failed did, or by nothing. Where a second guard would still catch th
 
 from __future__ import annotations
 
+import io
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -31,10 +33,12 @@ from nemo_dcr.receiver.ingest import Ingest
 from nemo_dcr.receiver.residents import Residents
 from nemo_dcr.source import direct, geometry, residual, tasks
 from nemo_dcr.source.tasks import AffineTask
+from nemo_dcr.transport import objects, s3, s3_bucket, s3_client, s3_object, s3_subscription
+from nemo_dcr.transport.base import Announcement
 from tests.failures.guards_relay import RELAY_GUARDS
 
 Patch = pytest.MonkeyPatch
-A, B, C = (f"tests/failures/test_group_{group}.py" for group in "abc")
+A, B, C, D = (f"tests/failures/test_group_{group}.py" for group in "abcd")
 WALKS = "tests/e2e/test_walks.py"
 FAILING = (AssertionError, pytest.fail.Exception, NemoDcrError)
 """How a test fails: its own assertion, a refusal that did not come, a refusal that should not have come."""
@@ -499,6 +503,83 @@ def _b(entry: str, removes: str, take_out: Callable[[Patch], None], test: str, *
     return Guard(entry, removes, take_out, f"{B}::{test}", case)
 
 
+# -- group D
+
+
+def requests_are_sent_once(patch: Patch) -> None:
+    """A client without retries."""
+    opened = s3_client.open_client
+    patch.setattr(s3_bucket, "open_client", lambda config, held: opened(replace(config, attempts=1), held))
+
+
+def an_absent_object_is_given_up_at_once(patch: Patch) -> None:
+    """A store that is taken to show what was stored at once."""
+
+    def once(self: Any, announcement: Any) -> bytes:
+        found = s3_object.read_object(
+            self._bucket, announcement.key, self._name(announcement.key), nothing, limit=1 << 40
+        )
+        if found is None:
+            raise AssertionError("the object is not there")
+        return found.body
+
+    patch.setattr(s3_subscription.S3Subscription, "_download", once)
+
+
+def no_upload_arrives_unanswered(patch: Patch) -> None:
+    """No answer means that nothing was stored."""
+    patch.setattr(s3_bucket.S3Bucket, "_arrived", no)
+
+
+def what_came_is_taken_for_all(patch: Patch) -> None:
+    """The end of a connection is the end of the object."""
+
+    def read(self: Any, nbytes: int) -> bytes:
+        buffer = io.BytesIO()
+        while len(buffer.getvalue()) < nbytes:
+            view = memoryview(bytearray(nbytes - len(buffer.getvalue())))
+            got = self._read_into(view)
+            if not got:
+                break
+            buffer.write(view[:got])
+        return buffer.getvalue()
+
+    patch.setattr(s3_object._Reader, "read", read)
+
+
+def any_frame_will_do(patch: Patch) -> None:
+    """An object is what its key says."""
+
+    def trusting(key: Any, head: bytes, file_bytes: int) -> Any:
+        *_, nbytes, digest_bytes, digest = objects._FIELDS.unpack(head[: objects._FIELDS.size])
+        return Announcement(key, digest[:digest_bytes], nbytes)
+
+    patch.setattr(objects, "read_frame", trusting)
+
+
+def keys_do_not_carry_the_attempt(patch: Patch) -> None:
+    for module in (s3, s3_object, s3_subscription):
+        patch.setattr(module, "set_name", lambda attempt, owner: f"attempt-{1:020d}/{objects.owner_name(owner)}")
+
+
+def only_the_first_page_is_read(patch: Patch) -> None:
+    listing = s3_bucket.S3Bucket.listing
+
+    def first_page(self: Any, prefix: str, *, after: str = "") -> Any:
+        return itertools.islice(listing(self, prefix, after=after), self.config.page_keys)
+
+    patch.setattr(s3_bucket.S3Bucket, "listing", first_page)
+
+
+def the_manifest_is_handed_on_alone(patch: Patch) -> None:
+    deliver = s3_subscription.S3Subscription._deliver
+
+    def alone(self: Any, known: Any, entries: Any) -> None:
+        deliver(self, known, entries[-1:])
+
+    patch.setattr(s3_subscription.S3Subscription, "_deliver", alone)
+
+
 GUARDS: tuple[Guard, ...] = (
     _a(
         "A1",
@@ -935,6 +1016,40 @@ GUARDS: tuple[Guard, ...] = (
         "tests/unit/protocol/test_endpoint.py::"
         "test_nothing_is_written_before_open_apply_over_running_requests_or_while_asleep",
         {},
+    ),
+    *(
+        Guard("D5", removes, take_out, f"{D}::test_d5_a_fault_of_the_store_costs_time_only", {"fault": fault})
+        for removes, take_out, fault in (
+            ("transport.s3_client.open_client", requests_are_sent_once, "503 to every kind of request"),
+            (
+                "transport.s3_subscription.S3Subscription._download",
+                an_absent_object_is_given_up_at_once,
+                "404 twice after the upload",
+            ),
+            ("transport.s3_object._Reader.read", what_came_is_taken_for_all, "a body that breaks off"),
+            ("transport.s3_bucket.S3Bucket._arrived", no_upload_arrives_unanswered, "an upload without an answer"),
+        )
+    ),
+    *(
+        Guard("D5", removes, take_out, f"{D}::{test}", {})
+        for removes, take_out, test in (
+            ("transport.objects.read_frame", any_frame_will_do, "test_d5_a_stale_object_under_a_key_is_not_taken"),
+            (
+                "transport.s3_object.set_name",
+                keys_do_not_carry_the_attempt,
+                "test_d5_a_late_upload_of_an_older_attempt_meets_no_key_of_the_newer",
+            ),
+            (
+                "transport.s3_bucket.S3Bucket.listing",
+                only_the_first_page_is_read,
+                "test_d5_a_cleanup_reads_every_page_of_a_listing",
+            ),
+            (
+                "transport.s3_subscription.S3Subscription._deliver",
+                the_manifest_is_handed_on_alone,
+                "test_d5_a_manifest_comes_after_all_that_it_lists",
+            ),
+        )
     ),
     *(Guard(*row, {}) for row in RELAY_GUARDS),
 )

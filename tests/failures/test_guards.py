@@ -20,9 +20,9 @@ ENTRIES = (
     *("A1", "A2", "A3", "A4", "A5", "A6", "A8", "A10", "A11", "A13", "A15"),
     *("B1", "B2", "B3", "B4", "B6", "B7", "B8", "B9", "B10", "B11", "B13", "B14", "B15", "B17"),
     *("C1", "C2", "C3", "C4", "C5", "C7", "C8", "C10", "C11", "C12", "C14", "C15"),
-    *("D1", "D3", "D4", "D7", "D9", "D10"),
+    *("D1", "D3", "D4", "D5", "D7", "D9", "D10"),
 )
-"""Groups A, B and C of the catalogue, and of D what concerns a relay tree; none of them needs vLLM or S3."""
+"""Entries of the catalogue that do not need vLLM."""
 ROW = re.compile(r"^\| ([A-E]\d+) \|([^|]*)\|([^|]*)\|([^|]*)\|$", re.MULTILINE)
 TEST = re.compile(r"`([\w/.]+\.py)::(\w+)`")
 FUNCTION = re.compile(r"`([\w.]+)`")

@@ -78,7 +78,7 @@ def test_a_server_that_stays_busy_fails_the_attempt_and_says_so(faulty: tuple[Fa
     with server.store(attempts=2) as store:
         publisher = store.publisher(ONE, OWNER)
         proxy.plant(Fault(is_put, times=1000, status=503, code="SlowDown"))
-        with pytest.raises(TransportFailed, match="fewer requests.*SlowDown"):
+        with pytest.raises(TransportFailed, match=r"fewer requests.*SlowDown"):
             publish(publisher, key_of(0))
     assert len([request for request in proxy.requests if is_put(request)]) == 2
 
@@ -111,28 +111,28 @@ def test_a_download_that_breaks_off_goes_on_where_it_stopped(faulty: tuple[Fault
     assert begins[0] < begins[1]
 
 
-def test_an_object_that_changes_in_a_broken_download_is_never_mixed(faulty: tuple[FaultyProxy, ObjectServer]) -> None:
+def test_an_object_that_changes_in_a_broken_download_is_never_mixed(
+    faulty: tuple[FaultyProxy, ObjectServer], moto: ObjectServer
+) -> None:
     proxy, server = faulty
-    config = server.config()
+    config = server.config(missing_after_s=PATIENCE_S)
     with server.store(config) as store:
         payload = sent(store, 1, 2 * MIB)[0]
         other = objects.frame(payload) + body_of(key_of(7), 2 * MIB)
-        client = server.client()
+        client = moto.client()
 
         def replaces(request: Request) -> bool:
-            if is_whole_get(request) and not struck:
-                struck.append(request)
-                return True
-            if request.range and len(struck) == 1:
-                struck.append(request)
+            if request.range and not replaced:
+                replaced.append(request)
                 client.put_object(Bucket=BUCKET, Key=name_of(config, key_of(0)), Body=other)
             return False
 
-        struck: list[Request] = []
-        proxy.plant(Fault(replaces, times=1, keep_bytes=MIB))
+        replaced: list[Request] = []
+        proxy.plant(Fault(is_whole_get, keep_bytes=MIB))
+        proxy.plant(Fault(replaces))
         found = store.subscribe(ONE, [OWNER]).fetch(payload)
         client.close()
-    assert len(struck) == 2
+    assert len(replaced) == 1
     assert found == body_of(key_of(7), 2 * MIB)
 
 
@@ -468,6 +468,26 @@ def test_stop_ends_a_publish_a_poll_and_a_fetch_that_wait_for_the_server(
         assert waiting[2].result(PATIENCE_S) is None
         assert time.monotonic() - began < 5
         held.set()
+
+
+def test_a_stop_while_the_manifest_is_stored_leaves_a_closed_set(faulty: tuple[FaultyProxy, ObjectServer]) -> None:
+    proxy, server = faulty
+    held = threading.Event()
+    with server.store() as store, ThreadPoolExecutor(1) as pool:
+        publisher = store.publisher(ONE, OWNER)
+        publish(publisher, key_of(0))
+        proxy.plant(Fault(lambda request: request.method == "PUT" and "/set-manifest" in request.path, hold=held))
+        closing = pool.submit(publisher.close_set)
+        deadline = time.monotonic() + PATIENCE_S
+        while not any("/set-manifest" in each.path and each.method == "PUT" for each in proxy.requests):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        publisher.stop()
+        held.set()
+        assert len(closing.result(PATIENCE_S).payloads) == 1
+        with pytest.raises(AttemptStopped):
+            publisher.close_set()
+        assert received(store) == {key_of(0): body_of(key_of(0))}
 
 
 def test_a_fetch_of_an_absent_object_ends_with_the_subscription(moto: ObjectServer) -> None:
