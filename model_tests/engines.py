@@ -118,17 +118,33 @@ def tables(count: int = TABLES) -> tuple[Table, ...]:
 
 @cache
 def _tables(count: int) -> tuple[Table, ...]:
+    """Each rule of the library comes soon, over several elements, then each dtype, then each rule again, then the rest.
+
+    A table that some receiver refuses covers nothing.
+    """
     found: list[Table] = []
-    for tensors, rules in _covering(_drawn()):
-        engines = [new_engine(tensors, rules, rank, ranks) for ranks in RANKS for rank in range(ranks)]
-        classes = _united(engines)
-        if classes is not None:
-            for engine in engines:
-                POOL.take_back(len(found), engine)
-            found.append(Table(tensors, rules, classes))
-        if len(found) == count:
-            break
+    left = _drawn()
+    for often, kinds in ((1, _rules), (1, _dtypes), (2, _rules), (count, _any)):
+        seen = Counter(kind for table in found for kind in kinds((table.tensors, table.rules)))
+        for drawn in [table for table in left if any(seen[kind] < often for kind in kinds(table))]:
+            if len(found) < count and any(seen[kind] < often for kind in kinds(drawn)):
+                left.remove(drawn)
+                table = _accepted(drawn, len(found))
+                found += [] if table is None else [table]
+                seen.update(() if table is None else kinds(drawn))
     return tuple(found)
+
+
+def _accepted(drawn: ToyTable, number: int) -> Table | None:
+    """A table that every receiver of any rank count takes, with its engines in the pool; None when one refuses it."""
+    tensors, rules = drawn
+    engines = [new_engine(tensors, rules, rank, ranks) for ranks in RANKS for rank in range(ranks)]
+    classes = _united(engines)
+    if classes is None:
+        return None
+    for engine in engines:
+        POOL.take_back(number, engine)
+    return Table(tensors, rules, classes)
 
 
 def _drawn() -> list[ToyTable]:
@@ -152,18 +168,6 @@ def _drawn() -> list[ToyTable]:
     return drawn
 
 
-def _covering(drawn: Sequence[ToyTable]) -> list[ToyTable]:
-    """The same tables in another order: each rule of the library comes soon, over several elements, and each dtype."""
-    order: list[ToyTable] = []
-    for often, kinds in ((1, _rules), (1, _dtypes), (2, _rules)):
-        seen = Counter(kind for table in order for kind in kinds(table))
-        for table in drawn:
-            if table not in order and any(seen[kind] < often for kind in kinds(table)):
-                order.append(table)
-                seen.update(kinds(table))
-    return [*order, *(table for table in drawn if table not in order)]
-
-
 def _rules(table: ToyTable) -> set[str]:
     tensors, rules = table
     return {type(rules[meta.name]).__name__ for meta in tensors if meta.numel >= SEVERAL}
@@ -171,6 +175,10 @@ def _rules(table: ToyTable) -> set[str]:
 
 def _dtypes(table: ToyTable) -> set[str]:
     return {meta.dtype for meta in table[0] if meta.numel}
+
+
+def _any(table: ToyTable) -> set[str]:
+    return {""}
 
 
 def _united(engines: Sequence[Engine]) -> dict[str, PathClass] | None:
