@@ -47,9 +47,7 @@ class StorageOracle:
         before, after = self.contents(ranks, CandidateId(old)), self.contents(ranks, CandidateId(new))
         owned = self.faces(ranks).owned
         return frozenset(
-            f"owner {owner}/{tensor.name}"
-            for item, (owner, tensor, _) in owned.items()
-            if after[item] != before[item]
+            f"owner {owner}/{tensor.name}" for item, (owner, tensor, _) in owned.items() if after[item] != before[item]
         )
 
     def faces(self, ranks: int) -> Faces:
