@@ -1,9 +1,9 @@
 """Digest classes in traces: whose words a rank holds for each item, told by an oracle and checked against the model.
 
-No process can tell: it would need the digests of every candidate and the time to read its storage. Who records a cluster
-in memory can. There the state after a line of a receiver has the field `stored` (docs/trace.md): for each item the
-candidates whose dense load leaves the same bits at that rank. The committed one makes the item *old*, the attempt's one
-makes it *new*, none makes it *mixed*; both where they agree. In the model an item is a word, and the same is asked of it.
+No process can tell: it would need the digests of every candidate and the time to read its storage. Who records a
+cluster in memory can. There the state after a line of a receiver has the field `stored` (docs/trace.md): for each item
+the candidates whose dense load leaves the same bits at that rank. The committed one makes the item *old*, the attempt's
+one makes it *new*, none makes it *mixed*. In the model an item is a word, and the same is asked of it.
 A rank may hold a candidate's bits by chance where the model has another word: casts merge words, and some ranks hold no
 element of an item. Storage that nobody knows may be anything.
 Not handled: reading storage (storage_oracle); tensors that are no items of the model.
