@@ -18,7 +18,9 @@ from collections.abc import Collection
 from typing import Any
 
 from model_tests import model
+from model_tests.digest_classes import candidates_with, why_not_stored
 from model_tests.follower import Follower, Names
+from model_tests.model_state import RAW
 from nemo_dcr.protocol.attempt import AttemptPhase
 from nemo_dcr.protocol.messages import StreamStatus
 from nemo_dcr.protocol.tags import Tag, TrackerKind
@@ -26,8 +28,6 @@ from nemo_dcr.protocol.transition_state import CoordinatorState, Phase
 from nemo_dcr.record import DELTA_MODES, AttemptMode
 from tests.unit.protocol.cluster import Cluster
 
-JUNK = 0
-"""The bit of raw storage, which no candidate has."""
 BEFORE_FIRST_READ = frozenset({Phase.OUT, Phase.ACQUIRING, Phase.SURVEYING, Phase.READING, Phase.BOOTSTRAPPING})
 AFTER_AN_ATTEMPT = frozenset({"ready", "fenced"})
 PHASES = {
@@ -82,13 +82,9 @@ def _words(
     where: str, state: model.State, names: Names, item: str, word: frozenset[int], real: frozenset[str]
 ) -> list[str]:
     """The word is that of the same candidates on both sides, or of nobody."""
-    held = {c for c in range(state.step + 1) if state.content[c][item] == word}
-    stored = {names.candidate(c) for c in real}
-    if not held <= stored:
-        return [f"{where}: {item} is the word of {sorted(stored)}, in the model of {sorted(held)}"]
-    if not held and stored and JUNK not in word:
-        return [f"{where}: {item} is the word of {sorted(stored)}, in the model {sorted(word)}"]
-    return []
+    held = candidates_with(state, item, word)
+    why = why_not_stored(item, held, {names.candidate(c) for c in real}, raw=word >= RAW)
+    return [f"{where}: {why}"] if why else []
 
 
 def _receiver(state: model.State, cluster: Cluster, name: Any, follower: Follower) -> list[str]:

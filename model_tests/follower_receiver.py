@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from model_tests import model
+from model_tests.digest_classes import compare_stored
 from model_tests.follower_names import Mismatch
 from model_tests.follower_stale import SLEEPS
 from model_tests.model_state import NONE, RAW, Map, prepare_call
@@ -130,3 +131,5 @@ def compare_receiver(f: Follower, r: str, e: Emit) -> None:
     f.same("att", rcv.att, e.post["att"])
     f.same("tag", rcv.tag, f.tag(str(e.post["tag"])))
     f.same("gate", rcv.gate, e.post["gate"])
+    if "stored" in e.post:
+        compare_stored(f, r, str(e.post["stored"]))

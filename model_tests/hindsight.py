@@ -108,6 +108,7 @@ class Hindsight:
         asking = model.here(config, state).may_ask(c)
         coord = state.coord if asking else state.coord.but(c, state.coord[c]._replace(phase="ready"))
         names = tuple(r for r in config.receivers if any(r == m[0] for m in members))
+        # Divergence DV23: who does not answer the survey is left out; in the specification it would be seen.
         for silent in (False, True):
             seen_by = replace(config, receivers=names) if silent else config
             for view in self._views(changed(state, {"coord": coord}), c, late=not asking):

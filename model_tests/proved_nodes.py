@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from model_tests.digest_classes import items_of, why_not_stored
 from model_tests.follower_names import Mismatch
 from model_tests.follower_receiver import RELEASED
 from model_tests.follower_stale import SLEEPS
@@ -213,6 +214,11 @@ def compare_receiver(p: ProvedLines, r: str, post: Mapping[str, Any]) -> None:
     p.same("att", p.state.att(r), post["att"])
     p.same("tag", _told_tag(p, str(post["tag"])), tag_of(p.state, r))
     p.same("gate", p.state.gate(r), post["gate"])
+    for item, stored in items_of(p.names, p.proved.config.items, str(post.get("stored", ""))).items():
+        word = p.state.store(r, item)
+        held = [c for c in p.names.candidates.values() if p.state.word(c, item) == word]
+        if why := why_not_stored(item, held, stored, raw=bool(word & RAW)):
+            raise Mismatch(why)
 
 
 def _told_tag(p: ProvedLines, text: str) -> Tag:

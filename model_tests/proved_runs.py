@@ -16,6 +16,7 @@ from model_tests.mutants import ASYNC, Mutant
 from model_tests.patching import patched
 from model_tests.proved_lines import validate
 from model_tests.recorded import record_local, record_simulated
+from model_tests.storage_oracle import StorageOracle
 from model_tests.trace_export import LineRejected
 from model_tests.trace_files import Line
 from model_tests.trace_runs import Run, changes_of
@@ -71,7 +72,7 @@ def real(seed: int) -> Run:
         proved=rng.random() < 0.5,
         serving=rng.choice((0.0, 0.2)),
     )
-    lines = record_local(cluster)
+    lines = record_local(cluster, StorageOracle(cluster))
     cluster.run(lambda: cluster.serving_all)
     points = ("", *RECEIVER_POINTS, *OWNER_POINTS, *COORDINATOR_POINTS)
     draws = [(rng.choice(VICTIMS), rng.randrange(3), rng.choice(points), rng.randrange(13)) for _ in range(3)]

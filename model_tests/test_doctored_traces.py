@@ -1,7 +1,7 @@
 """Doctored traces and those of broken code are rejected at the faulty line.
 
-Each field of a run without faults is altered in turn, lines are dropped and reordered, files cut and swapped. Broken
-code differs from the sound one in one weakened guard.
+Each field of a run without faults is altered in turn, lines are dropped and reordered, files cut and swapped. Digest
+classes are altered in runs with tensors and faults too. Broken code differs from the sound one in one weakened guard.
 
 Spec: Next, TraceDeltaRefit
 """
@@ -9,26 +9,31 @@ Spec: Next, TraceDeltaRefit
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from model_tests import digest_classes
+from model_tests.digest_classes import read
 from model_tests.follower import Follower, Rejected
+from model_tests.model_state import RAW
 from model_tests.mutants import BY_NAME
 from model_tests.patching import yes
 from model_tests.proved_runs import weakened
 from model_tests.trace_export import LineRejected, constants, coordinator_name, main, validate
 from model_tests.trace_files import Line
-from model_tests.trace_runs import Run, simulated, steady
+from model_tests.trace_runs import Run, local, simulated, steady
 from nemo_dcr import control_rules
+from nemo_dcr.ids import ReceiverId
 from nemo_dcr.protocol import alignment, membership
 from nemo_dcr.protocol.tags import Tag
 from nemo_dcr.record import AttemptMode
 from nemo_dcr.runtime.trace_file import FileTracer
 from nemo_dcr.trace import Emit, LamportClock
+from tests.unit.protocol.cluster import Cluster
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]
 
@@ -84,6 +89,8 @@ def test_an_altered_state_is_rejected_at_its_line(still: Run) -> None:
     kinds, missed = Counter[str](), []
     for number, line, follower, node in places(still):
         for key, value in line.emitted.post.items():
+            if key == "stored":  # see digest classes
+                continue
             kinds[key] += 1
             doctored = replace(line.emitted, post={**line.emitted.post, key: altered(value)})
             if not is_rejected(follower, number, (node, doctored, line.incarnation)):
@@ -170,6 +177,63 @@ COMMUTE = {
     for b in group
 }
 """Lines of one process that may stand in either order, as far as the specification is concerned."""
+
+
+# ------------------------------------------------------------------------------------------------------- digest classes
+
+
+@pytest.mark.parametrize(
+    ("record", "kinds"),
+    [(lambda: steady(1, owners=2), {"mixed", "some", "every"}), (lambda: local(2), {"some", "every"})],
+    ids=["simulated", "tensors"],
+)
+def test_another_digest_class_is_rejected_at_its_line(record: Callable[[], Run], kinds: set[str]) -> None:
+    """Storage that the model does not know may be anything: a process started, and nobody proved what it loaded."""
+    classes, missed = Counter[str](), []
+    for number, line, follower, node in places(record()):
+        told = read(str(line.emitted.post.get("stored", "")))
+        known = sorted(key for key in told if follower.names.item(*key) in follower.config.items)
+        if not known:
+            continue
+        key = known[number % len(known)]
+        names = frozenset(follower.names.candidates)
+        classes["mixed" if not told[key] else "every" if told[key] == names else "some"] += 1
+        others = {"mixed": frozenset[str](), "another": names - told[key]} if told[key] else {}
+        for what, other in others.items():
+            post = {**line.emitted.post, "stored": _told({**told, key: other})}
+            if not is_rejected(follower, number, (node, replace(line.emitted, post=post), line.incarnation)):
+                after = follower.fork()
+                after.line(node, line.emitted, line.incarnation)
+                if not after.state.store[after.names.node(line.node)][after.names.item(*key)] >= RAW:
+                    missed.append((number, line.action, key, what))
+    assert missed == []
+    assert set(classes) == kinds
+
+
+def _told(classes: Mapping[tuple[str, str], Iterable[str]]) -> str:
+    return digest_classes.told({(int(o.removeprefix("owner ")), t): list(of) for (o, t), of in classes.items()})
+
+
+def test_a_write_that_never_landed_shows_in_the_digest_class_and_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    sound = Cluster._do_write
+
+    def lost(self: Cluster, name: ReceiverId) -> None:
+        key, item, _, _ = self.receivers[name].issued[0]
+        self.receivers[name].issued[0] = key, item, True, 0  # XOR with nothing
+        sound(self, name)
+
+    monkeypatch.setattr(Cluster, "_do_write", lost)
+    run = steady(1)
+    first = next(line for line in run.lines if line.action == "ApplyItem")
+    with pytest.raises(LineRejected, match="is the word of") as rejected:
+        validate(run.lines, run.changes)
+    assert rejected.value.line == first
+    validate([_without(line, "stored") for line in run.lines], run.changes)
+
+
+def _without(line: Line, key: str) -> Line:
+    post = {name: value for name, value in line.emitted.post.items() if name != key}
+    return replace(line, emitted=replace(line.emitted, post=post))
 
 
 # ---------------------------------------------------------------------------------------------------------------- files

@@ -28,6 +28,12 @@ from tests.unit.protocol.invariants import InvariantBroken
 EXAMPLES = {"dev": 40, "ci": 220, "long": 6000}
 """Of the machine, by profile; `long` takes about an hour."""
 STEPS = {"dev": RULES, "ci": RULES, "long": 60}
+PATIENCE_S = {"dev": 1800, "ci": 1800, "long": 6 * 3600}
+
+
+def profile() -> str:
+    """The profile that the tests run in."""
+    return os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "dev")
 
 
 EVERYTHING = 2
@@ -37,11 +43,6 @@ EVERYTHING = 2
 def walked() -> Draw:
     """What the fixed walk and the checks of the checks run on: many small payloads."""
     return Draw(table=busiest(), seed=11, instances=2, ranks=1, owners=1, gate=GateMode.ASYNC, chunk=1)
-
-
-def profile() -> str:
-    """The profile that the tests run in."""
-    return os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "dev")
 
 
 @pytest.fixture
@@ -61,7 +62,7 @@ def pair() -> Iterator[Callable[..., Pair]]:
 
 
 @pytest.mark.model
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(PATIENCE_S[profile()])
 def test_implementation_and_model_stay_the_same_whatever_happens(tally):
     before = dict(Machine.totals)
     chosen = settings(

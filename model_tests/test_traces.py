@@ -148,6 +148,21 @@ def _gate_open(steps: list[dict[str, Any]]) -> int:
     return place
 
 
+def _old_words(steps: list[dict[str, Any]]) -> int:
+    """An item that was written is told to be the old one still."""
+    place = next(
+        p
+        for p, step in enumerate(steps)
+        if step["a"] == "ApplyItem" and any(_is_new(each) for each in step["o"]["stored"]["set"])
+    )
+    next(each for each in steps[place]["o"]["stored"]["set"] if _is_new(each))["c"] = {"set": [{"cand": 0}]}
+    return place
+
+
+def _is_new(item: dict[str, Any]) -> bool:
+    return item["c"] == {"set": [{"cand": 1}]}
+
+
 def _swapped(steps: list[dict[str, Any]]) -> int:
     place = _first(steps, "StartAttempt")
     steps[place - 1], steps[place] = steps[place], steps[place - 1]
@@ -157,5 +172,6 @@ def _swapped(steps: list[dict[str, Any]]) -> int:
 DOCTORED: dict[str, Callable[[list[dict[str, Any]]], int]] = {
     "tag": _tag_not_lowered,
     "gate": _gate_open,
+    "stored": _old_words,
     "swap": _swapped,
 }

@@ -11,6 +11,8 @@ from __future__ import annotations
 from typing import Any
 
 from model_tests import model
+from model_tests.digest_classes import items_of
+from model_tests.follower import Follower
 from model_tests.trace_files import Line
 
 HARMLESS = frozenset({"DV2", "DV15"})
@@ -38,7 +40,7 @@ class Shown:
         self._epochs: dict[str, int] = {}
         self._control = {"epoch": 0, "last": 0, "records": 0}
 
-    def line(self, name: str, line: Line, names: Any) -> dict[str, Any]:
+    def line(self, name: str, line: Line, follower: Follower) -> dict[str, Any]:
         """Kind and name of the actor, and its observation."""
         post = line.emitted.post
         if line.node == "control":
@@ -49,12 +51,15 @@ class Shown:
                 self._control["records"] = int(post["version"]) + 1  # type: ignore[arg-type]
             return {"k": "control", "n": "", "o": dict(self._control)}
         if "gate" in post:
-            tag = names.tag(str(post["tag"]))
+            tag = follower.tag(str(post["tag"]))
             told = {"kind": tag.kind, "ver": tag.ver, "cand": {"cand": tag.cand}, "att": tag.att}
-            return {"k": "receiver", "n": name, "o": {"att": post["att"], "tag": told, "gate": post["gate"]}}
+            stored = items_of(follower.names, follower.config.items, str(post.get("stored", "")))
+            words = [{"i": i, "c": {"set": [{"cand": c} for c in sorted(of)]}} for i, of in sorted(stored.items())]
+            o = {"att": post["att"], "tag": told, "gate": post["gate"], "stored": {"set": words}}
+            return {"k": "receiver", "n": name, "o": o}
         if "tracker" in post:
             kind, _, version = str(post["tracker"]).removesuffix(")").partition("(")
-            frozen = {"cand": names.candidate(str(post["frozen"]))}
+            frozen = {"cand": follower.candidate(str(post["frozen"]))}
             o = {"att": post["att"], "frozen": frozen, "kind": kind, "ver": int(version or 0)}
             return {"k": "owner", "n": name, "o": o}
         phase = str(post["phase"])

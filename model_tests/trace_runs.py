@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from model_tests.recorded import record_local, record_simulated
+from model_tests.storage_oracle import StorageOracle
 from model_tests.trace_export import Changes
 from model_tests.trace_files import Line, merged, read_directory, stamped
 from nemo_dcr.config import GateMode
@@ -116,7 +117,8 @@ def local(seed: int, faults: int = 4) -> Run:
         serving=rng.choice((0.0, 0.05)),
         proved=rng.random() < 0.6,
     )
-    lines = record_local(cluster)
+    oracle = StorageOracle(cluster)
+    lines = record_local(cluster, oracle)
     points = ("", *RECEIVER_POINTS, *OWNER_POINTS, *COORDINATOR_POINTS)
     drawn = [Fault(rng.choice(VICTIMS), rng.randrange(3), rng.choice(points), rng.randrange(13)) for _ in range(faults)]
     struck = Chaos(cluster, drawn)
@@ -133,7 +135,7 @@ def local(seed: int, faults: int = 4) -> Run:
         cluster.run(lambda: cluster.serving_all, rounds=300)
     alive = {(owner.life.name, int(owner.life.incarnation)) for owner in cluster.owners.values() if owner.life.alive}
     lives = {(line.node, line.incarnation) for line in lines if line.node.startswith("owner ")}
-    return Run(f"local {seed}", merged(stamped(lines), killed=lives - alive))
+    return Run(f"local {seed}", merged(stamped(lines), killed=lives - alive), oracle.changes)
 
 
 def processes(directory: Path) -> Path:

@@ -65,9 +65,16 @@ Takes(e) == LET p == e.p IN
     [] e.a = "AdmitRequest" -> AdmitRequest(p[1], p[2])
     [] e.a = "FinishRequest" -> FinishRequest(p[1], p[2])
 
+(* Whose words an oracle saw in the storage of rank e.n: s.c are the candidates of this log that item s.i is equal to.  *)
+Candidates == {0} \cup {c \in 1..step' : c > Logs[log].before}
+Stored(e) == \A s \in e.o.stored :
+  LET held == {c \in Candidates : content'[c][s.i] = store'[e.n][s.i]} IN
+  held \subseteq s.c /\ (held = {} => s.c = {} \/ Raw \subseteq store'[e.n][s.i])
+
 (* What the line says about its actor e.n after the step; e.k is "" where the line is not at its end. *)
 Shows(e) ==
   CASE e.k = "receiver" -> /\ rcv'[e.n].att = e.o.att /\ rcv'[e.n].tag = e.o.tag /\ rcv'[e.n].gate = e.o.gate
+                           /\ Stored(e)
     [] e.k = "owner" -> /\ own'[e.n].att = e.o.att /\ own'[e.n].frozen = e.o.frozen
                         /\ own'[e.n].kind = e.o.kind /\ own'[e.n].ver = e.o.ver
     [] e.k = "coordinator" -> coord'[e.n].epoch = e.o.epoch /\ coord'[e.n].phase \in e.o.phases
