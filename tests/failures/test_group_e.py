@@ -429,7 +429,7 @@ def test_e8_a_quantized_engine_is_refused_at_start_up(quantization: str) -> None
 def test_e8_a_weight_whose_shape_or_dtype_changes_after_loading_is_refused(step: str, dtype: str) -> None:
     engine, _, _, _ = after_loading(QUANTIZE[step], dtype)
     found = {transform.name: transform.code for transform in transforms_of(engine) or []}
-    assert found["w1"] == "LC9"
+    assert found.get("w1") == "LC9"
     assert is_refused(engine)
 
 
