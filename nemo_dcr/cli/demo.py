@@ -20,7 +20,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from nemo_dcr.cli.check import check_storage
+from nemo_dcr.cli.check import Oracle
 from nemo_dcr.cli.fleet import CALL_S, Fleet
 from nemo_dcr.cli.job import VLLM, DemoJob
 from nemo_dcr.cli.payload_store import FILES, PayloadStore
@@ -114,6 +114,7 @@ class Demo:
         self._quiet = quiet
         self._clock = LamportClock()
         self._fleet = _fleet(job, self._clock, store)
+        self._oracle = Oracle(job)
         self.completions: list[dict[str, str]] = []
         self.timelines: list[RefitTimeline] = []
         """Each committed refit."""
@@ -129,6 +130,7 @@ class Demo:
 
     def __exit__(self, *_: object) -> None:
         self._fleet.close()
+        self._oracle.close()
         if self._tracer is not None:
             self._tracer.close()
         write_journal(self.job.traces / "control.ndjson", self._control.journal())
@@ -193,7 +195,7 @@ class Demo:
         self.completions.append(self._fleet.complete(PROMPT))
         with self._bar(f"step {number}: compare every stored bit", 1) as bar:
             dumps, trackers = self._fleet.dump_receivers(self._fleet.receivers()), self._fleet.dump_trackers()
-            mismatched = sum(check_storage(self.job, dumps, trackers, self._oracle(number)).values())
+            mismatched = sum(self._oracle.check(dumps, trackers, self._weights(number)).values())
             bar.update()
         return self._row(number, gate, loss, restored, mismatched)
 
@@ -206,7 +208,7 @@ class Demo:
                 if answer.problem:
                     raise OperatorNeeded(f"owner {owner} did not begin: {answer.problem}", "see its log")
             bar.update()
-            self._fleet.endpoints.call_owners(GATHER, Gather(str(self._oracle(number))), CALL_S)
+            self._fleet.endpoints.call_owners(GATHER, Gather(str(self._weights(number))), CALL_S)
             bar.update()
         return float(sum(answer.loss for answer, _ in trained.values()) / len(trained))
 
@@ -228,8 +230,8 @@ class Demo:
         if kill is None or kill.attempt != attempt:
             return
         dumps = self._fleet.dump_receivers(self._fleet.survivors([victim]))
-        old = check_storage(self.job, dumps, [], self._oracle(number - 1))
-        new = check_storage(self.job, dumps, [], self._oracle(number))
+        old = self._oracle.check(dumps, [], self._weights(number - 1))
+        new = self._oracle.check(dumps, [], self._weights(number))
         kill.mixed_bits.update({name: [old[name], new[name]] for name in old})
         if not all(old.values()) or not all(new.values()):
             raise OperatorNeeded(f"a survivor does not hold mixed storage: {kill.mixed_bits}", "run the demo again")
@@ -246,7 +248,8 @@ class Demo:
             bar.update()
         return [str(receiver) for receiver in receivers]
 
-    def _oracle(self, number: int) -> Path:
+    def _weights(self, number: int) -> Path:
+        """The whole weights after step `number`, as the trainer's ranks gathered them for the oracle."""
         return Path(self.job.model) if number == 0 else self.job.directory / "oracle" / f"v{number}"
 
     def _row(self, number: int, gate: GateMode, loss: float, restored: list[str], mismatched: int) -> TransitionRow:

@@ -33,6 +33,15 @@ def end_on_terminate(stopping: threading.Event) -> None:
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
 
 
+def environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
+    """What a child process inherits: this process's variables, one compute thread, and `more`.
+
+    Compiled modules are kept even where this process does not write them: every child imports the same ones.
+    """
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return {**inherited, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", **(more or {})}
+
+
 class Child:
     """One child process that runs a module of this package."""
 
@@ -51,8 +60,6 @@ class Child:
         """
         self.name = name
         self.log = log
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-        environment.update(more_environment or {})
         with log.open("ab") as output:
             self._process = subprocess.Popen(
                 [*within, sys.executable, "-m", module, *arguments],
@@ -60,7 +67,7 @@ class Child:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env=environment,
+                env=environment(more_environment),
             )
 
     @property

@@ -3,7 +3,7 @@
 A fresh model of vLLM is built at the rank's place, without an engine, poisoned and loaded by its native loader. The
 form of the job, and the comparison of trackers, are those of `nemo_dcr.testing.dense_check`. Nothing of the source,
 receiver or protocol code takes part.
-Run as `python -m nemo_dcr.cli.vllm_check JOB.json`.
+Run as `python -m nemo_dcr.cli.vllm_check JOB.json`, or with `-` for many jobs, as `dense_check`.
 
 Paper: Section 6 (dense refit as the reference), Appendix C (post-apply checks)   Proofs: Proposition 1
 """
@@ -11,14 +11,13 @@ Paper: Section 6 (dense refit as the reference), Appendix C (post-apply checks) 
 from __future__ import annotations
 
 import functools
-import json
 import sys
 from pathlib import Path
 
 from nemo_dcr.adapters.vllm.forged import ForgedModel, Place
 from nemo_dcr.bits.tensors import integer_view
 from nemo_dcr.testing.checkpoint import read_checkpoint
-from nemo_dcr.testing.dense_check import POISON, Stored, run_job, storage_of
+from nemo_dcr.testing.dense_check import POISON, Stored, check_jobs, run_job, storage_of
 
 
 @functools.lru_cache(maxsize=1)  # instances of one layout are compared with one load
@@ -33,12 +32,5 @@ def expected_storage(checkpoint: Path, rank: int, tp: int) -> dict[str, Stored]:
     return storage_of(model.module)
 
 
-def main(path: Path) -> int:
-    """Run the job file, print the report as JSON; 0 iff nothing differs."""
-    report = run_job(json.loads(path.read_text(encoding="utf-8")), expected=expected_storage)
-    sys.stdout.write(json.dumps(report) + "\n")
-    return 0 if report["ok"] else 1
-
-
 if __name__ == "__main__":
-    raise SystemExit(main(Path(sys.argv[1])))
+    raise SystemExit(check_jobs(sys.argv[1:], functools.partial(run_job, expected=expected_storage)))

@@ -23,6 +23,7 @@ from nemo_dcr.cli.processes import Child
 from nemo_dcr.cli.vllm_server import ENVIRONMENT
 from nemo_dcr.errors import EndpointLost
 from nemo_dcr.ids import InstanceId, ReceiverId
+from nemo_dcr.runtime.trace_file import declare_killed
 from nemo_dcr.trace import LamportClock
 
 START_S = 900.0
@@ -42,6 +43,8 @@ class VllmFleet(Fleet):
     def kill(self, instance: InstanceId) -> None:
         """SIGKILL every process of one server."""
         self._children[instance].kill()
+        for receiver in self.receivers([instance]):
+            declare_killed(self.job.traces, receiver, self._addresses[receiver].incarnation)
 
     def complete(self, prompt: str) -> dict[str, str]:
         """The greedy completion of each instance."""

@@ -30,6 +30,8 @@ ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
+    # The one worker runs inside the engine core: a process less to start; its binding of threads is not wanted here.
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
 }
 
 

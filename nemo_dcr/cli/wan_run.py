@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nemo_dcr.cli.check import ask_oracle
+from nemo_dcr.cli.check import Oracle
 from nemo_dcr.cli.engine_process import DUMP_TO_FILE, DumpToFile
 from nemo_dcr.cli.fleet import Fleet
 from nemo_dcr.cli.places import CHOOSE, RELAY, STORE, Choose, file_name, place_of, security_of
@@ -191,7 +191,8 @@ class WanRun:
             dump = DumpToFile(str(file))
             self._fleet.endpoints.call_receivers(DUMP_TO_FILE, dump, CALL_S, only=[receiver])
             work["receivers"].append({"name": receiver, "rank": 0, "tp": 1, "storage": str(file)})
-        return sum(ask_oracle(directory, work, "nemo_dcr.testing.dense_check").values())
+        with contextlib.closing(Oracle(self._job)) as oracle:
+            return sum(oracle.ask(work).values())
 
     def close(self) -> None:
         """End every process."""

@@ -4,7 +4,8 @@ A fresh engine rank is filled with a poison pattern and loaded by its native loa
 bit of every parameter and buffer must equal the storage under test, changed or not. A position that the loader leaves
 unwritten keeps the poison and therefore shows. Trackers are compared with boxes of the committed checkpoint.
 Nothing of the source, receiver or protocol code is imported here, so the oracle shares no error with it.
-Run as `python -m nemo_dcr.testing.dense_check JOB.json`; the job is described at `run_job`.
+Run as `python -m nemo_dcr.testing.dense_check JOB.json`; the job is described at `run_job`. With `-` for it, paths of
+jobs are read from standard input, one a line, and each is answered by a line, so that imports are paid for once.
 Not handled: storage on a GPU (dump it to the CPU first).
 
 Paper: Section 6 (dense refit as the reference), Appendix C (post-apply checks)   Proofs: Proposition 1
@@ -195,15 +196,22 @@ def _row(name: str, found: Comparison) -> dict[str, Any]:
     }
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run the job file named by the only argument, print the report as JSON; 0 iff nothing differs."""
+def check_jobs(arguments: Sequence[str], run: Callable[[Mapping[str, Any]], dict[str, Any]] = run_job) -> int:
+    """Run the job file named by the only argument, or those named on standard input for `-`; each report is one line.
+
+    The exit code is 0 iff nothing differs, of the last job.
+    """
     if len(arguments) != 1:
-        sys.stderr.write("usage: python -m nemo_dcr.testing.dense_check JOB.json\n")
+        sys.stderr.write("usage: python -m nemo_dcr.testing.dense_check JOB.json | -\n")
         return 2
-    report = run_job(json.loads(Path(arguments[0]).read_text(encoding="utf-8")))
-    sys.stdout.write(json.dumps(report) + "\n")
-    return 0 if report["ok"] else 1
+    ok = False
+    for line in sys.stdin if arguments[0] == "-" else arguments:
+        report = run(json.loads(Path(line.rstrip("\n")).read_text(encoding="utf-8")))
+        sys.stdout.write(json.dumps(report) + "\n")
+        sys.stdout.flush()
+        ok = report["ok"]
+    return 0 if ok else 1
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    raise SystemExit(check_jobs(sys.argv[1:]))

@@ -60,7 +60,8 @@ class Server:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env=environment(control_routes=control_routes),
+                # The one worker runs inside the engine core, which is a process less to start.
+                env={**environment(control_routes=control_routes), "VLLM_ENABLE_V1_MULTIPROCESSING": "0"},
             )
 
     def __enter__(self) -> Server:

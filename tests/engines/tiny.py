@@ -34,19 +34,28 @@ def qwen3_moe(**options: Any) -> Any:
     return Qwen3MoeConfig(**{**COMMON, **experts, "architectures": ["Qwen3MoeForCausalLM"], **options})
 
 
+def nemotron_h(**options: Any) -> Any:
+    """Two Mamba mixers, an attention layer and an MLP."""
+    from transformers import NemotronHConfig
+
+    sizes = {key: value for key, value in COMMON.items() if key != "num_hidden_layers"}
+    mamba = {"mamba_num_heads": 4, "mamba_head_dim": 32, "n_groups": 2, "ssm_state_size": 16, "chunk_size": 16}
+    kinds = {"layers_block_type": ["linear_attention", "full_attention", "linear_attention", "mlp"]}
+    return NemotronHConfig(**{**sizes, **mamba, **kinds, "architectures": ["NemotronHForCausalLM"], **options})
+
+
 def write_checkpoint(directory: Path, config: Any, seed: int = 0) -> Path:
-    """A checkpoint with random BF16 weights."""
+    """A checkpoint with random BF16 weights, under the names that real checkpoints have."""
     from transformers import AutoModelForCausalLM
 
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    directory.mkdir(parents=True)
-    tensors = {name: tensor.detach().clone().contiguous() for name, tensor in model.state_dict().items()}
-    if getattr(config, "tie_word_embeddings", False):
-        tensors.pop("lm_head.weight", None)
-    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
-    config.save_pretrained(directory)
+    AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(directory)
     return directory
+
+
+def write_tensors(directory: Path, tensors: dict[str, torch.Tensor]) -> None:
+    """Replace the tensors of a checkpoint."""
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
 
 
 def read(directory: Path) -> dict[str, torch.Tensor]:
@@ -55,18 +64,17 @@ def read(directory: Path) -> dict[str, torch.Tensor]:
 
 
 def stepped(directory: Path, tensors: dict[str, torch.Tensor], seed: int, share: float = 0.05) -> Path:
-    """A checkpoint beside `directory` in which a share of every tensor's elements moved, at least one each."""
+    """A checkpoint beside `directory` in which about a share of every tensor's elements moved, at least one each."""
     rng = torch.Generator().manual_seed(seed)
     changed = {}
     for name, tensor in sorted(tensors.items()):
         flat = tensor.detach().clone().flatten()
-        moved = torch.rand(flat.numel(), generator=rng) < share
-        moved[int(torch.randint(flat.numel(), (1,), generator=rng))] = True
-        noise = torch.randn(flat.numel(), generator=rng) * 0.5 + 1.5
-        flat[moved] = (flat.float() * noise)[moved].to(flat.dtype)
+        moved = torch.randint(flat.numel(), (max(1, int(share * flat.numel())),), generator=rng)
+        noise = torch.randn(moved.numel(), generator=rng) * 0.5 + 1.5
+        flat[moved] = (flat[moved].float() * noise).to(flat.dtype)
         changed[name] = flat.reshape(tensor.shape)
     target = directory.with_name(f"{directory.name}-{seed}")
     target.mkdir()
-    save_file(changed, target / "model.safetensors", metadata={"format": "pt"})
+    write_tensors(target, changed)
     (target / "config.json").write_bytes((directory / "config.json").read_bytes())
     return target

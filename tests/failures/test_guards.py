@@ -12,8 +12,11 @@ from typing import Any, get_type_hints
 
 import pytest
 
-from tests.failures.guards import GUARDS, Guard
+from tests.failures.engine_guards import ENGINE_GUARDS
+from tests.failures.guards import GUARDS as GUARDS_A_TO_D
+from tests.failures.guards import Guard
 
+GUARDS = (*GUARDS_A_TO_D, *ENGINE_GUARDS)
 ROOT = Path(__file__).parents[2]
 README = Path(__file__).with_name("README.md")
 ENTRIES = (
@@ -21,8 +24,9 @@ ENTRIES = (
     *("B1", "B2", "B3", "B4", "B6", "B7", "B8", "B9", "B10", "B11", "B13", "B14", "B15", "B17"),
     *("C1", "C2", "C3", "C4", "C5", "C7", "C8", "C10", "C11", "C12", "C14", "C15"),
     *("D1", "D3", "D4", "D5", "D7", "D9", "D10"),
+    *("E1", "E2", "E4", "E5", "E6", "E8"),
 )
-"""Entries of the catalogue that do not need vLLM."""
+"""Entries of the catalogue."""
 ROW = re.compile(r"^\| ([A-E]\d+) \|([^|]*)\|([^|]*)\|([^|]*)\|$", re.MULTILINE)
 TEST = re.compile(r"`([\w/.]+\.py)::(\w+)`")
 FUNCTION = re.compile(r"`([\w.]+)`")

@@ -12,15 +12,15 @@ Paper: Section 7 (gate); Appendix B (control calls)   Spec: CloseGate, OpenGate
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import zmq
 
+from nemo_dcr.adapters.vllm.client import EngineClient, Gate
 from nemo_dcr.adapters.vllm.engine_api import CALL_S, PAUSE_S
 from nemo_dcr.adapters.vllm.rank import Loan
 from nemo_dcr.adapters.vllm.settings import Settings
@@ -45,25 +45,12 @@ class EngineCall:
 ENGINE_CALL = Method("EngineCall", EngineCall, Done)
 
 
-class Gate(Protocol):
-    """The request gate in front of the engine."""
-
-    async def close(self) -> int:
-        """Admit nothing more; returns how many requests still run after the wait for them."""
-        ...
-
-    async def open(self, version: str) -> None:
-        """Admit requests, under this version."""
-        ...
-
-
 class FrontControl:
     """Carries out the driver's calls on the server's own event loop."""
 
     def __init__(self, engine: Any, gate: Gate, directory: Path, instance: str) -> None:
         """`engine` is vLLM's engine client. Call it on the server's event loop."""
-        self._engine = engine
-        self._gate = gate
+        self._client = EngineClient(engine, gate, "front")
         self._loop = asyncio.get_running_loop()
         self._running: set[asyncio.Task[None]] = set()
         self._server = Server(f"front-{instance}", LamportClock())
@@ -85,51 +72,18 @@ class FrontControl:
         task.add_done_callback(self._running.discard)
 
     async def _carry_out(self, asked: EngineCall, respond: Respond) -> None:
-        operations: dict[str, Callable[[EngineCall], Awaitable[None]]] = {
-            "attach": self._attach,
-            "pause": self._pause,
-            "lend": self._lend,
-            "resume": self._resume,
+        operations: dict[str, Callable[[], Awaitable[None]]] = {
+            "attach": lambda: self._client.attach(asked.info),
+            "pause": self._client.pause,
+            "lend": lambda: self._client.lend(asked.info),
+            "resume": lambda: self._client.resume(str(asked.version)),
         }
         try:
-            await operations[asked.operation](asked)
+            await operations[asked.operation]()
         except Exception as problem:  # vLLM's own calls raise anything; the driver has to be told, or it waits
             respond(Done(f"{type(problem).__name__}: {problem}"))
         else:
             respond(Done())
-
-    async def _attach(self, asked: EngineCall) -> None:
-        from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
-
-        await self._pause(asked)
-        await self._engine.init_weight_transfer_engine(WeightTransferInitRequest(init_info=asked.info))
-
-    async def _pause(self, asked: EngineCall) -> None:
-        running = await self._gate.close()
-        if running:
-            raise EngineTrouble("front", "close the gate", f"{running} requests still run")
-        await self._engine.pause_generation(mode="wait", clear_cache=True)
-        if not await self._engine.reset_prefix_cache(False, True):
-            raise EngineTrouble("front", "reset the prefix cache", "the engine refused")
-        await self._engine.reset_mm_cache()
-        await self._engine.reset_encoder_cache()
-
-    async def _lend(self, asked: EngineCall) -> None:
-        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
-
-        try:
-            await self._engine.start_weight_update()
-        except Exception:  # as `open_session`, with the errors of vLLM's own client
-            with contextlib.suppress(Exception):
-                await self._engine.finish_weight_update()
-            await self._engine.start_weight_update()
-        await self._engine.update_weights(WeightTransferUpdateRequest(update_info=asked.info))
-        await self._engine.finish_weight_update()
-
-    async def _resume(self, asked: EngineCall) -> None:
-        await self._engine.update_weight_version(str(asked.version))
-        await self._engine.resume_generation()
-        await self._gate.open(str(asked.version))
 
 
 class SocketEngine:

@@ -14,14 +14,14 @@ Paper: Section 7 (gate)   Spec: AdmitRequest, FinishRequest, CloseGate, OpenGate
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import json
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
+
+from nemo_dcr.adapters.vllm.admission import Admission
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -32,8 +32,6 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 GATED = "/v1/"
 ROUTE = "/nemo_dcr/gate"
 VERSION_HEADER = b"x-nemo-dcr-version"
-CLOSE_WAITS_S = 3600.0
-"""How long a close waits for running requests before it answers that they still run."""
 
 
 class RequestGate:
@@ -43,17 +41,13 @@ class RequestGate:
         """`controlled`: answer the three routes; by default as vLLM does for its own."""
         self._app = app
         self._controlled = _as_vllm() if controlled is None else controlled
-        self._version: str | None = None
-        """The committed version that is served; None while the gate is closed."""
-        self._opened_once = False
-        self._running = 0
-        self._changed = asyncio.Condition()
+        self._admission = Admission()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
         path = str(scope.get("path", ""))
         if scope["type"] == "lifespan":
-            with _control_socket(self, scope):
+            with _control_socket(self._admission, scope):
                 await self._app(scope, receive, send)
         elif scope["type"] != "http":
             await self._app(scope, receive, send)
@@ -65,60 +59,39 @@ class RequestGate:
             await self._app(scope, receive, send)
 
     async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with self._changed:
-            if not self._opened_once:
-                refused = {"error": "this server holds no committed version yet; try again later"}
-                await _answer(send, 503, refused, [(b"retry-after", b"1")])
-                return
-            await self._changed.wait_for(lambda: self._version is not None)
-            version = str(self._version).encode()
-            self._running += 1
+        if not self._admission.opened_once:
+            refused = {"error": "this server holds no committed version yet; try again later"}
+            await _answer(send, 503, refused, [(b"retry-after", b"1")])
+            return
+        async with self._admission.admitted() as version:
 
-        async def attributed(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", []), (VERSION_HEADER, version)]
-            await send(message)
+            async def attributed(message: Message) -> None:
+                if message["type"] == "http.response.start":
+                    message["headers"] = [*message.get("headers", []), (VERSION_HEADER, version.encode())]
+                await send(message)
 
-        try:
             await self._app(scope, receive, attributed)
-        finally:
-            async with self._changed:
-                self._running -= 1
-                self._changed.notify_all()
-
-    async def close(self) -> int:
-        """Admit nothing more; returns how many requests still run after the wait for them."""
-        async with self._changed:
-            self._version = None
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait_for(lambda: self._running == 0), CLOSE_WAITS_S)
-            return self._running
-
-    async def open(self, version: str) -> None:
-        """Admit requests, under this version."""
-        async with self._changed:
-            self._version, self._opened_once = version, True
-            self._changed.notify_all()
 
     async def _control(self, scope: Scope, path: str, send: Send) -> None:
         asked = (scope["method"], path.removeprefix(ROUTE))
         if asked == ("POST", "/close"):
-            await self.close()
+            await self._admission.close()
         elif asked == ("POST", "/open"):
             version = parse_qs(scope.get("query_string", b"").decode()).get("version", [""])[0]
             if not version:
                 await _answer(send, 400, {"error": "name the version: /open?version=N"})
                 return
-            await self.open(version)
+            await self._admission.open(version)
         elif asked != ("GET", ""):
             await _answer(send, 404, {"error": f"{asked[0]} {path} does not exist"})
             return
-        state = {"open": self._version is not None, "version": self._version, "running": self._running}
+        admission = self._admission
+        state = {"open": admission.version is not None, "version": admission.version, "running": admission.running}
         await _answer(send, 200, state)
 
 
 @contextmanager
-def _control_socket(gate: RequestGate, scope: Scope) -> Iterator[None]:
+def _control_socket(gate: Admission, scope: Scope) -> Iterator[None]:
     """While the server lives: the plugin's own control socket, where its configuration names a directory for it."""
     engine = getattr(getattr(scope.get("app"), "state", None), "engine_client", None)
     config = getattr(getattr(engine, "vllm_config", None), "additional_config", None)

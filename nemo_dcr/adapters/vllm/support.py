@@ -24,6 +24,8 @@ def refusals(config: VllmConfig) -> list[str]:
         found.append("pipeline parallelism: a stage would not take every tensor; set --pipeline-parallel-size 1")
     if parallel.data_parallel_size > 1:
         found.append("data parallelism inside one engine: start one engine for each replica instead")
+    if getattr(parallel, "_api_process_count", 1) > 1:
+        found.append("several API server processes: each would have a gate of its own; set --api-server-count 1")
     if config.lora_config is not None:
         found.append("LoRA adapters: merged or stacked adapters are not refitted; leave out --enable-lora")
     if config.speculative_config is not None:

@@ -4,8 +4,8 @@ vLLM may repack, pad, requantise or copy parameters once they are loaded. A refi
 and runs no such step again, so that whatever the step made of a weight would go stale, or be overwritten in another
 layout. The watch runs around the step. It sees every operator, and remembers which new tensors were made from
 resident ones. Afterwards it walks over all that the model reaches: a parameter that is gone, empty, in another shape,
-or has other bits is refused, and so is a reachable tensor that was made from a parameter and lies elsewhere. A view of
-a parameter lies in its storage and follows by itself: that is the proof by alias.
+has other bits, or shares the storage of another one, is refused, and so is a reachable tensor that was made from a
+parameter and lies elsewhere. A view of a parameter lies in its storage and follows by itself: the proof by alias.
 A parameter that native code turns into a handle (an operator of its own that returns a number) is refused as well.
 Not handled: native code that is called past torch's dispatcher.
 
@@ -104,7 +104,7 @@ class TransformWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         found = [
             Transform(StableTargets.code, name, reason)
             for name, before in self._before.items()
-            if (reason := self._change(before, now.get(name)))
+            if (reason := self._change(before, now.get(name)) or self._shared(before, now[name]))
         ]
         seen = {storage_key(now[name]) for name in self._before.keys() & now.keys()}
         made = [(name, tensor) for name, tensor in now.items() if name not in self._before]
@@ -135,6 +135,16 @@ class TransformWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return "its bits were rearranged or changed after loading"
         if before.loader and not hasattr(now, "weight_loader"):
             return "it was replaced after loading by a tensor that has no loader"
+        return ""
+
+    def _shared(self, before: _Before, now: Tensor) -> str:
+        """Whether a resident tensor lies in the storage of another one now; empty when it does not."""
+        if (key := storage_key(now)) != before.key:
+            for name, other in self._before.items():
+                if other.key == key:
+                    return (
+                        f"it shares the storage of {name} since it was loaded, and a later version may tell them apart"
+                    )
         return ""
 
 

@@ -8,8 +8,8 @@ import types
 
 import pytest
 
+from nemo_dcr.adapters.vllm.admission import Admission
 from nemo_dcr.adapters.vllm.control import EngineCall, FrontControl, SocketEngine
-from nemo_dcr.adapters.vllm.middleware import RequestGate
 from nemo_dcr.adapters.vllm.rank import Loan
 from nemo_dcr.adapters.vllm.settings import Settings
 from nemo_dcr.errors import EngineTrouble
@@ -76,16 +76,12 @@ def requests(monkeypatch):
         monkeypatch.setitem(sys.modules, "vllm.distributed.weight_transfer.base", base)
 
 
-async def nothing(scope, receive, send):
-    """An application that nobody asks."""
-
-
 def drive(directory, story):
     """Run `story(engine)` on a thread of its own against a front on this one; returns the client and the gate."""
     client = Client()
 
     async def front():
-        gate = RequestGate(nothing, controlled=False)
+        gate = Admission()
         control = FrontControl(client, gate, directory, "e")
         try:
             await asyncio.to_thread(on_thread)
@@ -121,7 +117,7 @@ def test_the_four_calls_reach_the_engine_in_order(tmp_path, requests):
         ("version", "7"),
         "resume",
     ]
-    assert gate._version == "7"
+    assert gate.version == "7"
 
 
 def test_a_cache_that_is_not_reset_is_trouble(tmp_path, requests):

@@ -24,7 +24,7 @@ def config(**changed):
         speculative_config=None,
     )
     for name, value in changed.items():
-        *path, last = name.split("__")
+        *path, last = name.split("__", 1)
         target = found
         for part in path:
             target = getattr(target, part)
@@ -43,6 +43,7 @@ def test_a_plain_configuration_is_supported():
         ({"parallel_config__pipeline_parallel_size": 2}, "pipeline parallelism"),
         ({"parallel_config__data_parallel_size": 2}, "data parallelism"),
         ({"parallel_config__enable_eplb": True}, "load balancing"),
+        ({"parallel_config___api_process_count": 2}, "several API server processes"),
         ({"model_config__quantization": "fp8"}, "quantization 'fp8'"),
         ({"model_config__enable_sleep_mode": True}, "sleep mode"),
         ({"lora_config": object()}, "LoRA"),

@@ -119,6 +119,18 @@ def test_reachable_tensor_made_from_a_parameter_is_refused(step):
     assert list(found(step).values()) == ["LC10"]
 
 
+def test_parameters_that_share_one_storage_after_loading_are_refused():
+    """As vLLM ties a head again to embeddings that it equals: later versions of the two need not be equal."""
+    engine = Engine()
+    with torch.no_grad():
+        engine.w1.data.copy_(engine.kv.data)
+        with watch(engine) as seen:
+            engine.w1 = engine.kv
+    (transform,) = seen.transforms()
+    assert (transform.name, transform.code) == ("w1", "LC9")
+    assert "shares the storage of kv" in transform.reason
+
+
 def views(engine: Engine) -> None:
     engine.w_uv = nn.Parameter(engine.kv.data[:, :3].t(), requires_grad=False)
     engine.w_uk = engine.kv.data.to(torch.bfloat16).unflatten(1, (2, 3)).permute(1, 2, 0)

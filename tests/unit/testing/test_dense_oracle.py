@@ -218,6 +218,19 @@ def test_module_exits_with_zero_only_when_every_bit_is_equal(tmp_path, directory
     assert (code, report["mismatched_bits"]) == (1, 2)
 
 
+def test_module_answers_each_job_named_on_standard_input_with_a_line(tmp_path, directory):
+    engine = dense_rank(directory)
+    norm = synthetic_tensors(read_config(directory), seed=7, random_bits=True)["model.norm.weight"]
+    for name, tensor in (("one", norm[12:]), ("two", norm[11:23])):
+        (tmp_path / name).mkdir()
+        (tmp_path / f"{name}.json").write_text(json.dumps(job_of(tmp_path / name, directory, [engine], tensor)))
+    command = [sys.executable, "-m", "nemo_dcr.testing.dense_check", "-"]
+    jobs = f"{tmp_path / 'one.json'}\n{tmp_path / 'two.json'}\n"
+    done = subprocess.run(command, input=jobs, capture_output=True, text=True, timeout=120, check=False)
+    assert [json.loads(line)["ok"] for line in done.stdout.splitlines()] == [True, False]
+    assert done.returncode == 1
+
+
 def test_oracle_shares_no_code_with_what_it_checks():
     code = "import sys, nemo_dcr.testing.dense_check; print(*[m for m in sys.modules if m.startswith('nemo_dcr')])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
