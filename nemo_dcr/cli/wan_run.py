@@ -10,6 +10,7 @@ Paper: Section 8.1 (change injection, timed window); Section 7
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
