@@ -242,6 +242,7 @@ class ReceiverNode:
                 return False
         found = True
         try:
+            self._require_applier()
             found = stages.decode()
         except AttemptFailed as problem:
             self._feed(ApplyFailed(stages.attempt, f"{type(problem).__name__}: {problem}"))

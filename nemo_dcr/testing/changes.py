@@ -26,6 +26,7 @@ from nemo_dcr.bits.tensors import copied_words, dtype_name, tensor_from_words, t
 from nemo_dcr.canonical import TensorMeta
 from nemo_dcr.errors import InvalidConfig
 from nemo_dcr.source.dtensor import dtensor_map
+from nemo_dcr.source.maps import BoxMap
 
 _BLOCK = 1 << 20
 """Elements that are drawn at a time."""
@@ -50,24 +51,30 @@ def inject(
     Raises: InvalidConfig for a rate outside [0, 1] or a tensor that is not floating point; UnsupportedMapping (SC5) for
     a placement that is not a box.
     """
-    if not 0 <= rate <= 1:
-        raise InvalidConfig("inject.rate", f"must be between 0 and 1, got {rate}")
     pairs = tensors.named_parameters() if isinstance(tensors, nn.Module) else tensors
     pairs = pairs.items() if isinstance(pairs, Mapping) else pairs
     changed = 0
-    with torch.no_grad():
-        for name, tensor in pairs:
-            if not tensor.is_floating_point():
-                raise InvalidConfig("inject.tensors", f"{name} is {tensor.dtype}; only floating point can be scaled")
-            changed += _inject_one(name, tensor, rate, amplitude, seed, stored or dtype_name(tensor.dtype))
+    for name, tensor in pairs:
+        box = dtensor_map(TensorMeta(name, tuple(tensor.shape), dtype_name(tensor.dtype)), tensor)
+        local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        changed += inject_shard(box, local, rate, amplitude=amplitude, seed=seed, stored=stored)
     return changed
 
 
-def _inject_one(name: str, tensor: Tensor, rate: float, amplitude: float, seed: int, stored: str) -> int:
-    box = dtensor_map(TensorMeta(name, tuple(tensor.shape), dtype_name(tensor.dtype)), tensor)
-    local = (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
+def inject_shard(
+    box: BoxMap, local: Tensor, rate: float, *, amplitude: float = 1e-2, seed: int, stored: str | None = None
+) -> int:
+    """Change one shard, the elements that `box` cuts out of its tensor; otherwise as `inject`.
+
+    Raises: InvalidConfig, as `inject`.
+    """
+    if not 0 <= rate <= 1:
+        raise InvalidConfig("inject.rate", f"must be between 0 and 1, got {rate}")
+    if not local.is_floating_point():
+        raise InvalidConfig("inject.tensors", f"{box.tensor.name} is {local.dtype}; only floating point can be scaled")
+    local = local.detach()
     flat = local.contiguous().view(-1)
-    key = hashlib.blake2b(f"{seed} {name}".encode(), digest_size=8).digest()
+    key = hashlib.blake2b(f"{seed} {box.tensor.name}".encode(), digest_size=8).digest()
     changed = 0
     for begin in range(0, flat.numel(), _BLOCK):
         numbers = np.arange(begin, min(begin + _BLOCK, flat.numel()), dtype=np.int64)
@@ -76,7 +83,8 @@ def _inject_one(name: str, tensor: Tensor, rate: float, amplitude: float, seed: 
         values = flat[drawn]
         finite = torch.isfinite(values)
         drawn, values = drawn[finite.cpu().numpy()], values[finite]
-        flat[drawn] = _moved(values, _mixed(draws[drawn - begin]), amplitude, stored)
+        moved = _mixed(draws[drawn - begin])
+        flat[drawn] = _moved(values, moved, amplitude, stored or dtype_name(local.dtype))
         changed += len(drawn)
     if not local.is_contiguous():
         local.copy_(flat.view(local.shape))

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import pytest
 
 from nemo_dcr.bits import Words
 from nemo_dcr.canonical import TensorMeta
+from nemo_dcr.codec.payload import verify_payload
 from nemo_dcr.config import CodecConfig, QueueConfig
 from nemo_dcr.errors import AttemptFailed, ConditionViolated
 from nemo_dcr.ids import AttemptId, CandidateId, OwnerId, Version
@@ -31,12 +32,13 @@ CODEC = CodecConfig(chunk_target_bytes=128, bucket_target_bytes=128)
 class Trainer:
     """Twelve tensors, a payload each; `reading` is called before a tensor is read."""
 
-    def __init__(self) -> None:
+    def __init__(self, tensors: Sequence[TensorMeta] = TENSORS) -> None:
+        self.tensors = tensors
         self.reads = 0
         self.reading: Callable[[int], None] = lambda number: None
         rng = np.random.default_rng(5)
-        self.words = {meta.name: rng.integers(0, 1 << 16, 64).astype("<u2") for meta in TENSORS}
-        tasks = [AffineTask.identity(BoxMap.whole(meta), self._reader(meta.name)) for meta in TENSORS]
+        self.words = {meta.name: rng.integers(0, 1 << 16, meta.numel).astype("<u2") for meta in tensors}
+        tasks = [AffineTask.identity(BoxMap.whole(meta), self._reader(meta.name)) for meta in tensors]
         self.delta = DeltaOwner(OWNER, tasks, config=CODEC)
         self.delta.capture(Version(0))
         for words in self.words.values():
@@ -61,7 +63,7 @@ class Trainer:
         mode: AttemptMode = AttemptMode.XOR,
         version: int = 0,
     ) -> PayloadStream:
-        classes = {meta.name: "xor" for meta in TENSORS}
+        classes = {meta.name: "xor" for meta in self.tensors}
         return PayloadStream(
             self.delta,
             StartStream(ATTEMPT, mode, Version(version), CandidateId("c"), classes),
@@ -181,3 +183,33 @@ def test_a_stop_ends_construction_between_two_chunks(trainer: Trainer, apart: bo
         for _ in payloads:
             pass
     assert trainer.reads == 3
+
+
+@pytest.mark.parametrize("apart", [False, True], ids=["in turns", "apart"])
+@pytest.mark.parametrize(
+    ("elements", "unchanged", "payloads"),
+    [
+        ((192,), (), [["t0"]]),
+        ((16, 192, 16), (), [["t0", "t1"], ["t2"]]),
+        ((192, 192, 192), (), [["t0"], ["t1"], ["t2"]]),
+        ((64, 64), (), [["t0"], ["t1"]]),
+        ((32, 32, 64), (2,), [["t0", "t1"]]),
+        ((192, 64), (0, 1), []),
+    ],
+    ids=["three buckets large", "between small ones", "large in a row", "exact fit", "empty at the end", "empty"],
+)
+def test_a_tensor_larger_than_a_bucket_is_one_payload_whole(
+    elements: tuple[int, ...], unchanged: tuple[int, ...], payloads: list[list[str]], apart: bool
+) -> None:
+    """Failure D9 of the catalogue; the bucket target is 64 elements, and every change is sent exactly once."""
+    tensors = [TensorMeta(f"t{number}", (count,), "BF16") for number, count in enumerate(elements)]
+    trainer = Trainer(tensors)
+    for number in unchanged:
+        trainer.words[f"t{number}"][::3] ^= 1
+    with trainer.stream(apart=apart) as stream:
+        found = list(stream)
+    assert [list(payload.names) for payload in found] == payloads
+    for payload in found:
+        for item in verify_payload(payload.encoded.data, limits=CODEC).decode():
+            assert item.indices.tolist() == list(range(0, item.tensor.numel, 3))
+            assert set(item.values.tolist()) == {1}

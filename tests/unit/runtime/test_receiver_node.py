@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,12 +13,13 @@ from torch import Tensor
 
 from nemo_dcr.bits.tensors import copied_words, tensor_from_words
 from nemo_dcr.canonical import TensorMeta
-from nemo_dcr.codec.payload import encode_payload
+from nemo_dcr.codec.payload import VerifiedPayload, encode_payload
 from nemo_dcr.codec.records import Encoding, Item, PathClass
 from nemo_dcr.config import GateMode, QueueConfig
 from nemo_dcr.errors import PayloadCorrupt, TransportFailed
 from nemo_dcr.ids import AttemptId, CandidateId, Incarnation, Member, OwnerId, PayloadKey, ReceiverId, Version
 from nemo_dcr.protocol.messages import (
+    CloseGate,
     FinishRestore,
     OpenApply,
     OpenGate,
@@ -29,6 +32,7 @@ from nemo_dcr.protocol.messages import (
 from nemo_dcr.protocol.tags import TagKind
 from nemo_dcr.record import AttemptMode
 from nemo_dcr.runtime.receiver_node import ReceiverNode
+from nemo_dcr.runtime.timings import TimingsOf
 from nemo_dcr.testing.toy_loader import Parameters, Replicate, ToyModel
 from nemo_dcr.trace import Action, Emit
 from nemo_dcr.transport.base import Announcement, Manifest, Subscription
@@ -70,7 +74,16 @@ class Recorder:
 class Bench:
     """One node over a memory transport, stepped by hand; it holds version 0 and has its gate open."""
 
-    def __init__(self, transport: MemoryTransport | None = None, *, prewarmed: bool = True, slots: int = 4) -> None:
+    def __init__(
+        self,
+        transport: MemoryTransport | None = None,
+        *,
+        prewarmed: bool = True,
+        slots: int = 4,
+        apart: bool = False,
+        queue: QueueConfig | None = None,
+    ) -> None:
+        self.apart = apart
         self.rule = Watched()
         self.transport = transport or MemoryTransport()
         self.tracer = Recorder()
@@ -83,10 +96,12 @@ class Bench:
             model=self.model,
             transport=self.transport,
             tracer=self.tracer,
-            queue=QueueConfig(resident_groups=1, group_payloads=slots // 2),
+            queue=queue or QueueConfig(resident_groups=1, group_payloads=slots // 2),
             loaded_digest=b"first",
             set_gate=self.gates.append,
         )
+        if apart:
+            self.node.run_apart()
         if prewarmed:
             self.node.prewarm([META])
         self.prepare(1, AttemptMode.RESTORE, baseline_digest=b"first")
@@ -146,7 +161,7 @@ class Bench:
 
     def drive(self) -> None:
         """Intake and work until nothing is left to do."""
-        while self.node.intake(0) or self.node.work(0):
+        while self.node.intake(0) or (self.apart and self.node.decode(0)) or self.node.work(0):
             pass
 
     @property
@@ -272,8 +287,9 @@ def test_a_stop_while_payloads_wait_drops_them(bench: Bench) -> None:
     assert bench.tracer.of(Action.APPLY_ITEM) == []
 
 
-def test_the_first_attempt_without_prewarm_fails_with_what_to_do() -> None:
-    bench = Bench(prewarmed=False)
+@pytest.mark.parametrize("apart", [False, True])
+def test_the_first_attempt_without_prewarm_fails_with_what_to_do(apart: bool) -> None:
+    bench = Bench(prewarmed=False, apart=apart)
     bench.prepare(2)
     bench.open_apply(2)
     bench.publish(2, [[0]])
@@ -385,3 +401,98 @@ def test_jobs_run_on_the_thread_that_is_lent(bench: Bench) -> None:
 
 def test_prewarm_reports_the_class_of_each_name(bench: Bench) -> None:
     assert bench.node.prewarm([META]) == ({"w": PathClass.XOR}, {})
+
+
+def test_apart_the_lent_thread_only_writes_what_another_one_decoded() -> None:
+    bench = Bench(apart=True)
+    bench.prepare(2)
+    bench.open_apply(2)
+    bench.publish(2, [[0], [1]])
+    while bench.node.intake(0):
+        pass
+    assert not bench.node.wants_engine
+    assert not bench.node.work(0)
+    assert [bench.node.decode(0) for _ in range(3)] == [True, True, False]
+    assert bench.node.wants_engine
+    bench.drive()
+    assert (bench.stored, bench.node.report.acked) == (changed([0, 1]), True)
+
+
+def test_apart_a_payload_that_does_not_decode_fails_the_attempt_before_a_write() -> None:
+    bench = Bench(apart=True)
+    bench.prepare(2)
+    bench.open_apply(2)
+    publisher = bench.transport.publisher(AttemptId(2), OWNER)
+    foreign = Item.run(TensorMeta("v", (6,), "BF16"), Encoding.XOR, 0, np.ones(1, dtype="<u2"))
+    encoded = encode_payload(PayloadKey(AttemptId(2), OWNER, 0), [foreign])
+    publisher.publish(encoded.key, encoded.data, encoded.digest)
+    publisher.close_set()
+    bench.drive()
+    assert "not in the tensor table" in bench.node.report.failure
+    assert (bench.stored, bench.node.report.drained) == (OLD.tolist(), True)
+
+
+def test_a_stop_does_not_wait_for_a_decoder_and_nothing_of_its_work_remains(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(apart=True)
+    bench.prepare(2)
+    bench.open_apply(2)
+    bench.publish(2, [[0]])
+    while bench.node.intake(0):
+        pass
+    inside, leave, whole = threading.Event(), threading.Event(), VerifiedPayload.decode_some
+
+    def decode_some(self: VerifiedPayload, *args: Any, **options: Any) -> Any:
+        inside.set()
+        assert leave.wait(20.0)
+        return whole(self, *args, **options)
+
+    monkeypatch.setattr(VerifiedPayload, "decode_some", decode_some)
+    decoder = threading.Thread(target=bench.node.decode, args=(0,))
+    decoder.start()
+    assert inside.wait(20.0)
+    assert bench.ask(StopReceiver(RECEIVER, LIFE, AttemptId(2))).report.drained
+    assert bench.prepare(3, AttemptMode.OVERWRITE).accepted
+    leave.set()
+    decoder.join(20.0)
+    bench.drive()
+    assert (bench.stored, bench.node.report.failure) == (OLD.tolist(), "")
+    assert not bench.node.wants_engine
+
+
+def test_a_disk_that_takes_no_spilled_payload_fails_the_attempt_and_says_what_to_do(tmp_path: Path) -> None:
+    queue = QueueConfig(staging_bytes=1, spill_directory=str(tmp_path / "absent"))
+    bench = Bench(queue=queue)
+    bench.prepare(2, gate=GateMode.ASYNC)
+    bench.publish(2, [[0], [1]])
+    bench.drive()
+    assert "raise queue.staging_bytes" in bench.node.report.failure
+    assert bench.node.report.drained
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_spilled_payloads_are_written_after_open_apply(tmp_path: Path, apart: bool) -> None:
+    queue = QueueConfig(staging_bytes=1, spill_directory=str(tmp_path))
+    bench = Bench(queue=queue, apart=apart)
+    bench.prepare(2, gate=GateMode.ASYNC)
+    bench.publish(2, [[0], [1], [5]])
+    bench.drive()
+    assert (bench.node.report.staged, bench.stored) == (True, OLD.tolist())
+    assert bench.node.timings.of(TimingsOf(AttemptId(2))).counts["spilled"] == 3
+    assert bench.ask(CloseGate(RECEIVER, LIFE, AttemptId(2))).accepted
+    bench.open_apply(2)
+    bench.drive()
+    assert (bench.stored, bench.node.report.acked) == (changed([0, 1, 5]), True)
+
+
+def test_waits_for_room_are_counted_once_each() -> None:
+    bench = Bench(slots=2)
+    bench.prepare(2)
+    bench.open_apply(2)
+    bench.publish(2, [[number] for number in range(4)])
+    for _ in range(3):  # a group holds its slot until the next one is asked for
+        while bench.node.intake(0):
+            pass
+        bench.node.intake(0)
+        bench.node.intake(0)
+        bench.node.work(0)
+    assert bench.node.timings.of(TimingsOf(AttemptId(2))).waits == {"fetch": 2}

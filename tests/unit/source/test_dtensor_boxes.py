@@ -18,11 +18,13 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from torch.multiprocessing.spawn import spawn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from nemo_dcr.bits.tensors import copied_words
 from nemo_dcr.canonical import TensorMeta
 from nemo_dcr.errors import UnsupportedMapping
 from nemo_dcr.source.dtensor import chunk_bounds, dtensor_map, dtensor_tasks, local_box
 from nemo_dcr.source.geometry import check_cover
 from nemo_dcr.source.maps import BoxMap
+from nemo_dcr.testing.changes import inject
 
 
 @given(st.integers(0, 40), st.integers(1, 9))
@@ -71,11 +73,17 @@ def fsdp_over_tensor_parallel(_: int) -> None:
         assert task.words().tolist() == expected.tolist()
         sizes.append(task.map.extent)
     assert sizes == [(2, 5), (4, 2), (4, 5)]
+    inject(module, 0.5, seed=4)
+    for name, parameter in module.named_parameters():
+        changed, box = numbered.reshape(7, 5).clone(), dtensor_map(TensorMeta(name, (7, 5), "F32"), parameter)
+        inject({name: changed}, 0.5, seed=4)
+        assert copied_words(parameter.to_local()).tolist() == box.take(copied_words(changed)).tolist()
     dist.destroy_process_group()
 
 
 @pytest.mark.slow
 def test_boxes_hold_the_values_that_torch_puts_there() -> None:
+    """Injected changes too are those of the whole tensor, cut by the box."""
     spawn(fsdp_over_tensor_parallel)
 
 

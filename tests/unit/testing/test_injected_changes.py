@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import Replicate, Shard
 
 from nemo_dcr.bits.tensors import copied_words
+from nemo_dcr.canonical import TensorMeta
 from nemo_dcr.errors import InvalidConfig
-from nemo_dcr.testing.changes import inject
+from nemo_dcr.source.dtensor import local_box
+from nemo_dcr.source.maps import BoxMap
+from nemo_dcr.testing.changes import inject, inject_shard
 
 FLOATS = [torch.bfloat16, torch.float16, torch.float32, torch.float64]
 
@@ -108,3 +114,19 @@ def test_a_bad_rate_and_a_tensor_of_integers_are_refused() -> None:
         inject({"w": weights()}, 1.5, seed=4)
     with pytest.raises(InvalidConfig, match="only floating point"):
         inject({"w": torch.ones(3, dtype=torch.int64)}, 0.5, seed=4)
+
+
+@pytest.mark.parametrize("mesh", [(4,), (2, 2), (3, 2)])
+def test_shards_of_any_layout_change_as_the_whole_tensor_does(mesh: tuple[int, ...]) -> None:
+    """The last mesh dimension cuts columns or keeps replicas, so some ranks hold the same shard."""
+    before = weights(torch.float32, 71 * 50).reshape(71, 50)
+    expected, meta = before.clone(), TensorMeta("w", (71, 50), "F32")
+    inject({"w": expected}, 0.1, seed=4)
+    for last in (Shard(1), Replicate()):
+        for coordinate in itertools.product(*map(range, mesh)):
+            start, extent = local_box((71, 50), (Shard(0), last)[: len(mesh)], mesh, coordinate)
+            cut = tuple(slice(first, first + count) for first, count in zip(start, extent, strict=True))
+            local = before[cut].clone()
+            count = inject_shard(BoxMap.box(meta, start, extent), local, 0.1, seed=4)
+            assert copied_words(local).tolist() == copied_words(expected[cut]).tolist()
+            assert count == len(changed(before[cut], local))
