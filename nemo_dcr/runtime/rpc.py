@@ -4,7 +4,7 @@ A call names a method; its argument and its reply are frozen dataclasses in sche
 frames for bulk bytes. Every call and reply carries the sender's Lamport clock. A server answers on its own thread, so a
 node that applies weights still reports. A caller asks many peers at once and gets, for each, a reply or the reason why
 there is none: a broken connection shows at once, a stopped process after the time limit.
-Loopback addresses may be called in plaintext, all others need CURVE keys (see admission).
+Loopback addresses may be called in plaintext, all others need CURVE keys (see control_keys).
 Not handled: what an admitted peer may ask for.
 
 Paper: Appendix B (control calls carry the attempt identifier; channels are trusted or encrypted)   Decisions: D5, D6
@@ -28,7 +28,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from nemo_dcr.errors import EndpointLost, InvalidConfig, NemoDcrError
-from nemo_dcr.runtime.admission import HANDSHAKE_MS, REFUSALS, ZAP_DOMAIN, AdmissionDesk
+from nemo_dcr.runtime.control_keys import HANDSHAKE_MS, REFUSALS, ZAP_DOMAIN, AdmissionDesk
 from nemo_dcr.trace import LamportClock
 from nemo_dcr.transport.relay.keys import Security, secure_client, secure_listener
 from nemo_dcr.transport.relay.tree import TreeNode
