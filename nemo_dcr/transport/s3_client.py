@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import boto3
 from botocore.config import Config
@@ -98,8 +98,8 @@ class S3Config:
         return f"s3://{self.bucket}/{self.root.rstrip('/')}{at}"
 
 
-Access = S3Credentials | boto3.session.Session | None
-"""Credentials, a session that finds them, or None for boto3's standard chain."""
+Access: TypeAlias = S3Credentials | Any | None
+"""Credentials, a `boto3.session.Session` that finds them, or None for boto3's standard chain."""
 
 
 def open_client(config: S3Config, access: Access = None) -> Any:
