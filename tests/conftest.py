@@ -2,8 +2,8 @@
 
 `dev` is the default, `ci` is chosen where CI is set and repeats the same examples, `long` is for a night.
 Pick one by hand with HYPOTHESIS_PROFILE. The thread limit is set before torch is imported and is inherited by the
-processes that tests start. The S3 servers `seaweedfs` and `moto` start once for each pytest process that asks. Files
-with slow tests come first: workers take whole files, and one that begins its longest file last keeps others waiting.
+processes that tests start. Files with slow tests come first: workers take whole files, and one that begins its longest
+file last keeps the others waiting. The S3 servers `seaweedfs` and `moto` start once for each pytest process that asks.
 """
 
 from __future__ import annotations
@@ -32,12 +32,6 @@ settings.register_profile("long", max_examples=2000, deadline=None, suppress_hea
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "dev"))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Bring the files with slow tests to the front; the order stays as it is otherwise."""
-    slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow)
-
-
 @pytest.fixture(scope="session")
 def seaweedfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
     """A real SeaweedFS on loopback, as `tests.object_servers.ObjectServer`."""
@@ -56,3 +50,9 @@ def moto() -> Iterator[object]:
 
     with moto_server() as server:
         yield server
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Bring the files with slow tests to the front; the order stays as it is otherwise."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)

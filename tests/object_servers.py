@@ -7,8 +7,10 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
+import boto3
 from moto.server import ThreadedMotoServer
 
 from nemo_dcr.ids import PayloadKey
@@ -37,7 +39,7 @@ class ObjectServer:
     @contextmanager
     def store(self, config: S3Config | None = None, **fields: Any) -> Iterator[S3ObjectStore]:
         """A store of a run, closed in the end."""
-        store = S3ObjectStore(config or self.config(**fields), self.credentials)
+        store = S3ObjectStore(config or self.config(**fields), session_of(self.credentials))
         try:
             yield store
         finally:
@@ -45,13 +47,19 @@ class ObjectServer:
 
     def client(self, config: S3Config | None = None) -> Any:
         """A plain client, to look at objects and to damage them; close it."""
-        return open_client(config or self.config(), self.credentials)
+        return open_client(config or self.config(), session_of(self.credentials))
 
     @contextmanager
     def faulty(self) -> Iterator[tuple[FaultyProxy, ObjectServer]]:
         """A proxy in front of this server, and the server as it is reached through it."""
         with FaultyProxy(self.endpoint) as proxy:
             yield proxy, ObjectServer(proxy.endpoint, self.credentials)
+
+
+@cache
+def session_of(credentials: S3Credentials) -> boto3.session.Session:
+    """One session for all clients: each new one reads the description of S3 anew, a tenth of a second."""
+    return boto3.session.Session(credentials.access_key, credentials.secret_key)
 
 
 def name_of(config: S3Config, key: PayloadKey) -> str:

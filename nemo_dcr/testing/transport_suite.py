@@ -25,7 +25,7 @@ from nemo_dcr.ids import AttemptId, OwnerId, PayloadKey
 from nemo_dcr.transport.base import Announcement, Buffer, Manifest, Publisher, Subscription, Transport
 
 POLL_S = 0.02
-PATIENCE_S = 30.0
+PATIENCE_S = 120.0
 
 
 def digest_of(data: Buffer) -> bytes:

@@ -21,7 +21,7 @@ from nemo_dcr.ids import AttemptId, OwnerId, PayloadKey
 from nemo_dcr.transport import objects
 from nemo_dcr.transport.base import Announcement, Buffer, Manifest
 from nemo_dcr.transport.s3_bucket import Check, S3Bucket, await_answer
-from nemo_dcr.transport.s3_client import S3Config, S3Credentials
+from nemo_dcr.transport.s3_client import Access, S3Config
 from nemo_dcr.transport.s3_object import MANIFEST_NAME, holds_bytes, read_announcement, set_name, stored_manifest
 from nemo_dcr.transport.s3_subscription import S3Subscription
 
@@ -37,14 +37,14 @@ class S3ObjectStore:
     Raises: TransportFailed when boto3's chain names no region or a missing profile.
     """
 
-    def __init__(self, config: S3Config, credentials: S3Credentials | None = None) -> None:
+    def __init__(self, config: S3Config, access: Access = None) -> None:
         """Open the store; no request is sent before the first use.
 
         Args:
             config: where the objects lie, and the limits.
-            credentials: None asks boto3's standard chain.
+            access: credentials, or a boto3 session, such as one that assumed a role; None asks the standard chain.
         """
-        self._bucket = S3Bucket(config, credentials)
+        self._bucket = S3Bucket(config, access)
 
     def publisher(self, attempt: AttemptId, owner: OwnerId) -> S3Publisher:
         """Open the owner's side of an attempt. Raises: TransportFailed; PayloadCorrupt for a damaged manifest."""

@@ -23,7 +23,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from nemo_dcr.errors import TransportFailed
 from nemo_dcr.transport import s3_errors
-from nemo_dcr.transport.s3_client import S3Config, S3Credentials, open_client
+from nemo_dcr.transport.s3_client import Access, S3Config, open_client
 
 BLOCK_BYTES = 1 << 20
 """Bytes of one read, and how often a reader looks whether it was stopped."""
@@ -48,13 +48,13 @@ class Listed:
 class S3Bucket:
     """One bucket, below the root of one run; names are keys without that root. Any thread may call."""
 
-    def __init__(self, config: S3Config, credentials: S3Credentials | None = None) -> None:
+    def __init__(self, config: S3Config, access: Access = None) -> None:
         self.config = config
         self.pool = ThreadPoolExecutor(config.parallel, thread_name_prefix="s3")
         """Runs requests; nothing that runs in it waits for another of its tasks."""
         self.lookers = ThreadPoolExecutor(4, thread_name_prefix="s3-look")
         """Runs what waits for requests of the pool."""
-        self._client: Any = open_client(config, credentials)
+        self._client: Any = open_client(config, access)
         self._lock = threading.Lock()
         self._conditional: bool | None = None
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import boto3
 from botocore.config import Config
@@ -98,18 +98,20 @@ class S3Config:
         return f"s3://{self.bucket}/{self.root.rstrip('/')}{at}"
 
 
-def open_client(config: S3Config, credentials: S3Credentials | None = None) -> Any:
+Access: TypeAlias = S3Credentials | Any | None
+"""Credentials, a `boto3.session.Session` that finds them, or None for boto3's standard chain."""
+
+
+def open_client(config: S3Config, access: Access = None) -> Any:
     """The boto3 client of a store; sends nothing yet.
 
     Raises: TransportFailed when boto3's chain names a profile that does not exist or has no region.
     """
-    chosen = credentials or S3Credentials(access_key="", secret_key="")
     with s3_errors.failing_as(config.where, "make a client"):
-        session = boto3.session.Session(
-            aws_access_key_id=chosen.access_key or None,
-            aws_secret_access_key=chosen.secret_key or None,
-            aws_session_token=chosen.session_token,
-        )
+        if isinstance(access, S3Credentials):
+            session = boto3.session.Session(access.access_key, access.secret_key, access.session_token)
+        else:
+            session = access or boto3.session.Session()
         region = config.region or session.region_name or ("us-east-1" if config.endpoint else None)
         if region is None:
             raise TransportFailed(config.where, "no region is known; name it in the URL (region=...) or the profile")

@@ -19,6 +19,8 @@ from nemo_dcr.transport.base import Announcement
 from nemo_dcr.transport.s3 import S3ObjectStore
 from tests.object_servers import BUCKET, ObjectServer, name_of
 
+pytestmark = pytest.mark.slow
+
 ONE, TWO = AttemptId(1), AttemptId(2)
 OWNER = OwnerId(0)
 MIB = 1 << 20
@@ -400,6 +402,19 @@ def test_cleanup_goes_on_after_a_crash_and_touches_no_other_run(faulty: tuple[Fa
         assert not keys_in(server, f"{config.root}attempt-")
     for each in (other, longer):
         assert len(keys_in(server, f"{each.root}attempt-")) == 6
+
+
+def test_a_cleanup_deletes_more_keys_than_a_server_lists_or_deletes_at_once(seaweedfs: ObjectServer) -> None:
+    config, client = seaweedfs.config(), seaweedfs.client()
+    names = [name_of(config, key_of(number)) for number in range(1001)]
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda name: client.put_object(Bucket=BUCKET, Key=name, Body=b""), names))
+    client.close()
+    with seaweedfs.store(config) as store:
+        with pytest.raises(PayloadConflict, match="1000 more"):
+            store.publisher(ONE, OWNER).close_set()
+        store.cleanup(ONE)
+    assert not keys_in(seaweedfs, f"{config.root}attempt-")
 
 
 def test_an_upload_that_lands_after_the_cleanup_is_taken_back(moto: ObjectServer) -> None:
