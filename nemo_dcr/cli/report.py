@@ -65,7 +65,7 @@ class TransitionRow:
     seconds: dict[str, float]
     """`refit` is t1 - t0 of the committed attempt without post-apply checks; the others are stages, which overlap."""
     waits: dict[str, int]
-    """How often each stage waited, over all nodes: for room behind it, or for work (`publish`)."""
+    """How often each stage waited, over all nodes: for room in the queue behind it; `publish` for something to send."""
     loss: float
     """Mean training loss of the step behind this version."""
     restored: list[str]

@@ -205,8 +205,9 @@ class Ingest:
 
     @property
     def is_backed_up(self) -> bool:
-        """True while all payload slots are taken: decoding waits for application."""
-        return self._in_slots >= self._queue.payload_slots
+        """True while payloads could be decoded and all slots are taken: decoding waits for application."""
+        waits = len(self._staged) > 0 and not self._held
+        return waits and self._in_slots >= self._queue.payload_slots
 
     @property
     def _in_slots(self) -> int:

@@ -60,7 +60,7 @@ class Timings:
     seconds: dict[str, float]
     counts: dict[str, int]
     waits: dict[str, int] = field(default_factory=dict)
-    """How often each stage waited for room in the queue behind it, or for work (`apply`, `publish`)."""
+    """How often each stage waited for room in the queue behind it; `publish`, how often it had nothing to send."""
     wait_seconds: dict[str, float] = field(default_factory=dict)
     spans: tuple[Span, ...] = ()
     """Intervals in the order in which they ended; waits are not among them."""

@@ -13,6 +13,7 @@ Paper: Section 8.1 (element change rates)
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterable, Mapping
 
 import numpy as np
@@ -75,11 +76,12 @@ def inject_shard(
     local = local.detach()
     flat = local.contiguous().view(-1)
     key = hashlib.blake2b(f"{seed} {box.tensor.name}".encode(), digest_size=8).digest()
+    below = np.uint64(math.ceil(rate * 2.0**53))  # as `_unit(draws) < rate`, without a float for every element
     changed = 0
     for begin in range(0, flat.numel(), _BLOCK):
         numbers = np.arange(begin, min(begin + _BLOCK, flat.numel()), dtype=np.int64)
         draws = _mixed(box.destinations(numbers).astype(np.uint64) + np.frombuffer(key, dtype="<u8"))
-        drawn = numbers[_unit(draws) < rate]
+        drawn = numbers[draws >> np.uint64(11) < below]
         values = flat[drawn]
         finite = torch.isfinite(values)
         drawn, values = drawn[finite.cpu().numpy()], values[finite]
@@ -109,11 +111,13 @@ def _beside(words: Words, dtype: str) -> Words:
 
 
 def _mixed(numbers: Draws) -> Draws:
-    """64 well mixed bits of each number (the finalizer of SplitMix64)."""
-    mixed = numbers + np.uint64(0x9E3779B97F4A7C15)
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return mixed ^ (mixed >> np.uint64(31))
+    """64 well mixed bits in place of each number (the finalizer of SplitMix64)."""
+    numbers += np.uint64(0x9E3779B97F4A7C15)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        numbers ^= numbers >> np.uint64(shift)
+        numbers *= np.uint64(factor)
+    numbers ^= numbers >> np.uint64(31)
+    return numbers
 
 
 def _unit(draws: Draws) -> NDArray[np.float64]:

@@ -41,7 +41,10 @@ def run(model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, di
     directory = tmp_path_factory.mktemp("demo") / "run"
     report = directory.parent / "report.json"
     done = subprocess.run(
-        [*COMMAND, "--model", str(model), "--run-dir", str(directory), "--json", str(report), "--quiet"],
+        [
+            *(*COMMAND, "--model", str(model), "--run-dir", str(directory), "--json", str(report), "--quiet"),
+            *("--timeline", str(directory.parent / "timeline.json")),
+        ],
         capture_output=True,
         text=True,
         timeout=500,
@@ -134,6 +137,24 @@ def test_every_process_left_a_gapless_trace_and_the_control_plane_too(run: tuple
     control = read_trace(directory / "traces" / "control.ndjson")
     assert sum(event.action == Action.COMMIT for event in control) == len(report["transitions"])
     assert sum(event.action == Action.BOOTSTRAP for event in control) == 1
+
+
+def test_the_timeline_shows_every_stage_of_every_refit_on_every_node(run: tuple[Path, dict, str]) -> None:
+    directory, report, _ = run
+    events = json.loads((directory.parents[1] / "timeline.json").read_text())["traceEvents"]
+    nodes = {event["args"]["name"]: event["pid"] for event in events if event["name"] == "process_name"}
+    assert set(nodes) == {"refits", "owner-0", "owner-1", "solo/0", "tp3/0", "tp3/1", "tp3/2"}
+    windows = [event for event in events if event["ph"] == "X" and event["name"].startswith("refit of version")]
+    assert len(windows) == len(report["transitions"]) == 4
+    for owner in (nodes["owner-0"], nodes["owner-1"]):
+        publishes = [event for event in events if event["pid"] == owner and event["name"] == "publish"]
+        assert len(publishes) >= 4 * 15
+    assert {event["name"] for event in events if event["pid"] == nodes["tp3/1"] and event["ph"] == "X"} == {
+        *("fetch", "verify", "decode", "apply"),
+    }
+    assert all(
+        row["waits"].keys() <= {"construct", "encode", "publish", "fetch", "decode"} for row in report["transitions"]
+    )
 
 
 def test_the_report_file_is_the_documented_schema(run: tuple[Path, dict, str]) -> None:
