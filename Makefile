@@ -8,6 +8,8 @@ ARGS ?=
 WORKERS ?= 2
 # The tests and the demo start processes of their own; one thread for each keeps them from fighting for the cores.
 export OMP_NUM_THREADS ?= 1
+# Packages are installed without compiled modules; the first process that imports one keeps it for all the others.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-vllm demo test test-fast loaders loaders-all engines engines-all wan wan-all

@@ -325,6 +325,15 @@ def test_e5_no_token_is_computed_between_the_first_write_and_reopening(tokens: i
     asyncio.run(_drain(tokens, clients))
 
 
+async def turns(count: int) -> None:
+    """Let every task run, so many times."""
+    loop = asyncio.get_running_loop()
+    for _ in range(count):
+        turn = loop.create_future()
+        loop.call_soon(turn.set_result, None)
+        await turn
+
+
 async def _drain(tokens: int, clients: int) -> None:
     """Clients submit without a pause while the gate closes; each token tells the weights that computed it."""
     gate, weights, stopping = Admission(), ["0"], asyncio.Event()
@@ -343,13 +352,13 @@ async def _drain(tokens: int, clients: int) -> None:
     await gate.open("0")
     running = [asyncio.create_task(client()) for _ in range(clients)]
     for version in ("1", "2", "3"):
-        await asyncio.sleep(0.01)
+        await turns(50)
         assert await gate.close() == 0
         weights[0] = "mixed"
-        await asyncio.sleep(0.01)
+        await turns(50)
         weights[0] = version
         await gate.open(version)
-    await asyncio.sleep(0.01)
+    await turns(50)
     stopping.set()
     await asyncio.gather(*running)
     assert {version for version, _ in answers} == {"0", "1", "2", "3"}
