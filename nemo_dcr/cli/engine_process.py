@@ -68,7 +68,7 @@ def main(job: DemoJob, instance: InstanceId, rank: int) -> None:
         model=engine,
         transport=place.transport,
         tracer=tracer,
-        refit=RefitConfig(post_apply_check=True),
+        refit=RefitConfig(post_apply_check=job.post_apply_check),
         loaded_digest=digest.value,
     )
     service = ReceiverService(node, clock, place.listen, place.security)

@@ -49,6 +49,8 @@ class DemoJob:
     """JSON file of the relay tree; empty for none."""
     relay_nodes: dict[str, str] = field(default_factory=dict)
     """The node of the tree at which each receiver reads."""
+    post_apply_check: bool = True
+    """Engines read every written bit back before they acknowledge."""
     learning_rate: float = 1e-6
     seed: int = 0
 

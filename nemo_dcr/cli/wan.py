@@ -135,7 +135,10 @@ def main(
         Path | None, typer.Option(help="Keep logs, traces and timelines here; default: a directory that is removed.")
     ] = None,
 ) -> None:
-    """Refit a real model over both transports across an emulated WAN, and check every demand."""
+    """Refit a real model over both transports across an emulated WAN, and check every demand.
+
+    Raises: typer.Exit with 1 when a demand was not met, 3 when an operator is needed, 4 when the run failed.
+    """
     here = (directory or Path(tempfile.mkdtemp(prefix="nemo-dcr-wan-"))).resolve()
     rows: list[WanRow] = []
     unmet: list[str] = []

@@ -101,7 +101,7 @@ class WanRun:
         classes = {name: path.value for name, path in fleet.prewarm(fleet.receivers()).items()}
         incarnation = new_incarnation(self._job.addresses, COORDINATOR)
         self._tracer = FileTracer(self._job.traces / "coordinator.ndjson", COORDINATOR, incarnation, self._clock)
-        refit = RefitConfig(attempt_deadline_s=TRANSITION_S, lost_after_s=20.0, post_apply_check=True)
+        refit = RefitConfig(attempt_deadline_s=TRANSITION_S, lost_after_s=20.0)
         self._coordinator = Coordinator(
             CoordinatorConfig(
                 refit=refit, owners=fleet.endpoints.owners(), bootstrap_instances=len(self._job.instances)

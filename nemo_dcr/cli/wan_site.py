@@ -97,6 +97,8 @@ class WanSite:
             chunk_target_bytes=target_bytes(model),
             bucket_target_bytes=target_bytes(model),
             transport=self.store.url,
+            # Checks overlap with transport here, so no time that they took could be subtracted from the latency.
+            post_apply_check=False,
             listen={name: f"tcp://{host.address}:{CONTROL_PORT}" for name, host in self._hosts.items()},
             keys=str(keys),
             tree=str(self.directory / "tree.json"),

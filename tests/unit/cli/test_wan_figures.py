@@ -74,10 +74,16 @@ def test_the_latency_factor_is_demanded_from_three_seconds_of_transport_on() -> 
 
 
 def test_object_storage_may_cross_once_up_and_once_down_to_every_node() -> None:
-    stored = replace(GOOD, transport=STORE, crossed=replace(GOOD.crossed, payload=5_050_000))
+    stored = replace(GOOD, transport=STORE, payloads=15, crossed=replace(GOOD.crossed, payload=5_050_000))
     assert stored.unmet() == []
     assert replace(stored, crossed=replace(GOOD.crossed, payload=5_100_001)).unmet() != []
     assert replace(stored, crossed=replace(GOOD.crossed, payload=4_999_999)).unmet() != []
+
+
+def test_headers_of_small_stored_objects_are_told_and_not_demanded_of() -> None:
+    wide = Crossed(payload=5_200_000, beside=0, interface=6_000_000, control=0, other=0)
+    assert replace(GOOD, transport=STORE, payloads=16, v_payload=1_000_000, crossed=wide).unmet() == []
+    assert replace(GOOD, transport=STORE, payloads=15, v_payload=1_000_000, crossed=wide).unmet() != []
 
 
 def test_crossings_are_differences_by_port_and_direction() -> None:
