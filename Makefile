@@ -38,7 +38,7 @@ demo: setup ## Train, refit and check a real model on this machine (options: ARG
 	$(BIN)/nemo-dcr demo $(ARGS)
 
 test: setup ## Every test, the slow ones included, but for those of `make proof`, `make model` and `make spec-tests`
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m 'not proof and not spec and not model and not deep and not vllm' $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m 'not proof and not spec and not model and not deep and not vllm' $(ARGS)
 
 test-fast: setup ## The tests that need neither processes, nor Java, nor a real checkpoint
 	$(BIN)/python -m pytest -m 'not slow and not spec and not proof and not model and not deep and not vllm' $(ARGS)

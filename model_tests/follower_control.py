@@ -172,8 +172,10 @@ def _start_attempt(f: Follower, c: str, e: Emit) -> list[Step]:
         raise Mismatch(f"{c} did not prepare attempt {t}")
     row = s.row(t)
     f.same("mode", row.mode, e.args["mode"])
-    if e.args.get("gate", f.config.gate_mode) != f.config.gate_mode:  # told anew for each attempt; it may change
+    if e.args.get("gate", f.config.gate_mode) != f.config.gate_mode:
+        # Divergence DV31: the gate mode is told anew for each attempt.
         f.config = replace(f.config, gate_mode=str(e.args["gate"]))
+        f.excuses["DV31"] += 1
     f.same("base", s.base_version(t), e.args["base"])
     f.same("required", row.req, f.members(str(e.args["required"])))
     if own.phase == "prepared" and own.att != t:  # Divergence DV19: a late request came after the one that is answered

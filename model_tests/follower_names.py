@@ -30,7 +30,7 @@ class Names:
     items: Mapping[tuple[str, str], str] = field(default_factory=dict)
     """Of (owner node, tensor); `owner/tensor` when it is missing."""
     left_out: frozenset[tuple[str, str]] = frozenset()
-    """Tensors that are no items of the model: their records lie in several payloads of one attempt."""
+    """Tensors that are no items of the model: projected away, or with records in several payloads of one attempt."""
     candidates: dict[str, int] = field(default_factory=lambda: {"": 0})
     """Numbers of candidates; one that is frozen for the first time gets the next."""
     changes: Callable[[str, str], frozenset[str]] | None = None

@@ -30,16 +30,17 @@ from spec.proof.model import ACTIONS
 PHASES = {"StartAttempt": "preparing", "CompleteAttempt": "acked", "FailAttempt": "stopping"}
 
 
-def validate(lines: Sequence[Line], changes: Changes | None = None) -> ProvedLines:
-    """Let the proved model take every line of a run.
+def validate(lines: Sequence[Line], changes: Changes | None = None, *, items_each: int | None = None) -> ProvedLines:
+    """Let the proved model take every line of a run, projected to `items_each` tensors of each owner or with all.
 
     Raises: LineRejected.
     """
-    config, names = constants(lines, changes)
+    config, names = constants(lines, changes, items_each=items_each)
     taker = ProvedLines(config, names)
     for line in lines:
         if line.action == "StartAttempt":
             taker.runs_of[line.emitted.attempt] = str(line.emitted.args.get("owners") or "")
+            taker.sync[line.emitted.attempt] = line.emitted.args.get("gate", config.gate_mode) == "sync"
     for number, line in enumerate(lines, 1):
         before = taker.proved.state
         try:
@@ -58,7 +59,13 @@ class ProvedLines:
 
     def __init__(self, config: Config, names: Names) -> None:
         self.proved = Proved(config, unborn(config))
-        self.proved.state.defaults = {**self.proved.state.defaults, "survives": lambda: False}
+        self.sync: dict[int, bool] = {}
+        """Gate mode of each attempt: closed from prepare on."""
+        self.proved.state.defaults = {
+            **self.proved.state.defaults,
+            "survives": lambda: False,
+            "sync": lambda t: self.sync.get(t, config.gate_mode == "sync"),
+        }
         self.names = names
         self.excuses: Counter[str] = Counter()
         """What the proved model has no action for, by the number of its divergence."""
@@ -225,7 +232,8 @@ class ProvedLines:
         s = self.state
         self.same("mode", s.mode(t), mode_name(str(args["mode"])))
         self.same("base", s.base_version(t), args["base"])
-        self.same("gate", "sync" if s.sync() else "async", args.get("gate", "sync" if s.sync() else "async"))
+        if args.get("gate", "sync") not in ("sync", "async"):
+            raise Mismatch(f"{args['gate']!r} is no gate mode")
         required = {(r, s.member_inc(t, r)) for r in s.things["Receiver"] if s.required(t, r)}
         self.same("required", required, self._members(str(args["required"])))
 

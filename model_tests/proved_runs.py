@@ -29,10 +29,10 @@ from tests.e2e.chaos import COORDINATOR_POINTS, OWNER_POINTS, RECEIVER_POINTS, V
 from tests.unit.protocol.cluster import Cluster
 
 
-def rejected(run: Run) -> LineRejected | None:
-    """Where the proved model rejects a run."""
+def rejected(run: Run, *, items_each: int | None = None) -> LineRejected | None:
+    """Where the proved model rejects a run, projected or whole."""
     try:
-        validate(run.lines, run.changes)
+        validate(run.lines, run.changes, items_each=items_each)
     except LineRejected as found:
         return found
     return None

@@ -51,7 +51,7 @@ def unborn(config: Config) -> Concrete:
     """The first state of the proof, over the things of these constants: no process of a receiver has started."""
     payloads = [(config.owner_of[item], item) for item in config.items]
     same: dict[str, Callable[..., Any]] = {
-        "sync": lambda: config.gate_mode == "sync",
+        "sync": lambda attempt: config.gate_mode == "sync",
         "owner_of": lambda element: config.owner_of[element],
         "instance": lambda receiver: receiver,
         "leads": lambda receiver: True,

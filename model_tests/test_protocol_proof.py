@@ -167,11 +167,12 @@ def test_a_step_whose_guard_is_false_is_refused() -> None:
     "world",
     [
         World(attempts=14),
-        World(attempts=14, sync=False),
+        World(attempts=14, sync=lambda attempt: False),
+        World(attempts=14, sync=lambda attempt: attempt % 3 > 0),
         World(attempts=14, survives=False),
         World(attempts=14, instances=1, ranks=2),
     ],
-    ids=["sync", "async", "candidates-may-be-gone", "two-ranks"],
+    ids=["sync", "async", "both-gates", "candidates-may-be-gone", "two-ranks"],
 )
 def test_random_walks_keep_every_claim(world: World) -> None:
     before, steps = first(world), 0

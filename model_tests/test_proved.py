@@ -17,13 +17,14 @@ import pytest
 from tlc_rows import TABLE, read_table
 
 from model_tests import proved_runs as runs
+from model_tests import trace_export
 from model_tests.explore import SPEC
 from model_tests.model_decisions import Here
 from model_tests.mutants import BY_NAME
 from model_tests.proved import Proved
 from model_tests.proved_lines import validate
 from model_tests.proved_simulation import Simulation, simulate, sound
-from model_tests.trace_runs import Run
+from model_tests.trace_runs import Run, both_gates
 from spec.proof.dsl import Concrete
 from spec.proof.model import ACTIONS
 from spec.proof.mutants import MUTANTS
@@ -182,6 +183,35 @@ def test_a_trace_of_a_simulated_cluster_is_accepted(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_a_trace_of_real_nodes_is_accepted(seed: int) -> None:
     assert runs.rejected(runs.real(seed)) is None
+
+
+@pytest.mark.model
+def test_each_attempt_has_a_gate_mode_of_its_own() -> None:
+    run = both_gates()
+    (asynchronous, *_) = [
+        place
+        for place, line in enumerate(run.lines)
+        if line.action == "StartAttempt" and line.emitted.args["gate"] == "async"
+    ]
+    emitted = run.lines[asynchronous].emitted
+    doctored = replace(run.lines[asynchronous], emitted=replace(emitted, args={**emitted.args, "gate": "sync"}))
+    assert trace_export.validate(run.lines, run.changes).excuses == {"DV31": 1}
+    assert runs.rejected(run) is None
+    found = runs.rejected(replace(run, lines=[*run.lines[:asynchronous], doctored, *run.lines[asynchronous + 1 :]]))
+    assert found is not None
+    assert found.line.action == "EndpointPrepare"
+
+
+@pytest.mark.model
+def test_a_run_projected_to_one_item_of_each_owner_is_accepted_and_a_doctored_one_is_not() -> None:
+    run = calm()
+    config, names = trace_export.constants(run.lines, items_each=1)
+    assert len(config.items) == len(config.owners) == 2
+    assert len(names.left_out) > 2
+    assert runs.rejected(run, items_each=1) is None
+    for action in ("StartApply", "Flush", "SeeManifest", "EmitPayload", "Commit"):
+        place = [line.action for line in run.lines].index(action)
+        assert runs.rejected(runs.dropped(run, place), items_each=1) is not None, action
 
 
 @pytest.mark.deep

@@ -73,6 +73,21 @@ def steady(seed: int, *, trainings: int = 2, gate: GateMode = GateMode.SYNC, own
     return Run(f"steady {seed}", lines, changes_of(cluster))
 
 
+def both_gates() -> Run:
+    """A synchronous refit, then a coordinator that is configured for the asynchronous gate takes over and refits."""
+    cluster = Cluster(owners=2, gate=GateMode.SYNC)
+    lines = record_simulated(cluster)
+    successor = cluster.coordinators[1]
+    config = replace(successor.state.config, refit=replace(cluster.refit, gate=GateMode.ASYNC))
+    successor.state = replace(successor.state, config=config)
+    for coordinator in range(2):
+        cluster.become(coordinator)
+        cluster.run()
+        cluster.train(5 + coordinator)
+        cluster.run()
+    return Run("both gates", lines, changes_of(cluster))
+
+
 def rejected_payload() -> Run:
     """A receiver gets a payload that is not valid; the retry commits."""
     cluster = Cluster()

@@ -121,7 +121,7 @@ def gate_transition(s: State, r: Receiver, o: Owner) -> Term:
     """Synchronous refits: no service between prepare and the end of the transition."""
     t = s.att(r)
     over = implies(s.survives(), neg(conj(s.frozen(o), s.frozen_candidate(o) == s.candidate(t))))
-    return implies(conj(s.sync(), s.gate(r), is_delta(s, t), t != s.no_attempt()), conj(s.won(t), over))
+    return implies(conj(s.sync(t), s.gate(r), is_delta(s, t), t != s.no_attempt()), conj(s.won(t), over))
 
 
 def instance_serves_one(s: State, h: Receiver, q: Receiver, x: Request, e: Element) -> Term:

@@ -89,7 +89,7 @@ def is_proved(s: State, r: Term, t: Term) -> Term:
 @guard
 def closes_gate(s: State, t: Term) -> Term:
     """Prepare closes the gate: always for a restore, and for a synchronous attempt that brings payloads (D20)."""
-    return disj(s.mode(t) == s.restore(), conj(s.sync(), s.mode(t) != s.finish()))
+    return disj(s.mode(t) == s.restore(), conj(s.sync(t), s.mode(t) != s.finish()))
 
 
 @guard

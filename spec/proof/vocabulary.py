@@ -64,7 +64,7 @@ _RIGID: list[tuple[str, tuple[Sort, ...], Sort, str]] = [
     ("member_run", (ATTEMPT, OWNER), RUN, "the incarnation that is asked of an owner"),
     ("packed", (ATTEMPT, RUN, ELEMENT), PAYLOAD, "the payload into which a run of an owner packs an element"),
     ("coded_xor", (ATTEMPT, ELEMENT), BOOL, "an XOR attempt may send this record as XOR"),
-    ("sync", (), BOOL, "gate mode: closed from prepare on; otherwise only before writes"),
+    ("sync", (ATTEMPT,), BOOL, "gate mode of an attempt: closed from prepare on; otherwise only before writes"),
     ("survives", (), BOOL, "a frozen candidate is always brought back after a crash of its owner"),
     *[(mode, (), MODE, "a mode of an attempt") for mode in MODES],
     *[(kind, (), KIND, "what a receiver or an owner claims of its words") for kind in KINDS],

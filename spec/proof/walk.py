@@ -42,7 +42,7 @@ class World:
     candidates: int = 6
     epochs: int = 6
     restarts: int = 6
-    sync: bool = True
+    sync: Callable[[int], bool] = lambda attempt: True
     survives: bool = True
 
     def things(self) -> dict[str, list[Any]]:
@@ -127,7 +127,7 @@ def first(world: World) -> Concrete:
         "mode": lambda attempt: "finish",
         "tag": lambda receiver: "none",
         "tracker": lambda owner: "at",
-        "sync": lambda: world.sync,
+        "sync": lambda attempt: world.sync(attempt),
         "survives": lambda: world.survives,
     }
     return Concrete(TABLE, world.things(), {}, defaults)
