@@ -11,6 +11,7 @@ Paper: Section 7 (relay tree; it assumes encrypted channels)   Spec: Channel
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import stat
 from collections.abc import Collection
@@ -25,7 +26,6 @@ from nemo_dcr.errors import InvalidConfig
 from nemo_dcr.transport.relay.tree import KEY_LETTERS, TreeNode
 
 SECRET_NAME, PUBLIC_NAME, ALLOWED_NAME = "secret.key", "public.key", "allowed.keys"
-_LOOPBACK = ("tcp://127.", "tcp://[::1]:", "ipc://", "inproc://")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +74,20 @@ class Security:
         return found
 
     def _check_plaintext(self, address: str) -> None:
-        if not (self.plaintext or address.startswith(_LOOPBACK)):
+        if not (self.plaintext or is_local(address)):
             detail = f"{address!r} is not a loopback address; give a key directory (nemo-dcr keys new), or allow"
             raise InvalidConfig("relay.keys", f"{detail} plaintext explicitly (--plaintext)")
+
+
+def is_local(address: str) -> bool:
+    """Whether a ZeroMQ address stays on this host: a loopback address in digits (a name may mean any host), or none."""
+    scheme, _, place = address.partition("://")
+    if scheme != "tcp":
+        return scheme in ("ipc", "inproc")
+    try:
+        return ipaddress.ip_address(place.rpartition(":")[0].strip("[]")).is_loopback
+    except ValueError:
+        return False
 
 
 def secure_listener(socket: zmq.Socket[Any], security: Security, domain: str) -> None:

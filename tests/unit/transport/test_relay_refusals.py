@@ -18,7 +18,7 @@ from nemo_dcr.ids import AttemptId, OwnerId
 from nemo_dcr.testing.transport_suite import body_of, publish
 from nemo_dcr.transport.base import Announcement
 from nemo_dcr.transport.relay import wire
-from nemo_dcr.transport.relay.keys import KeyPair, Security, new_keys, read_security
+from nemo_dcr.transport.relay.keys import KeyPair, Security, is_local, new_keys, read_security
 from nemo_dcr.transport.relay.node import RelayNode
 from nemo_dcr.transport.relay.settings import RelayConfig
 from nemo_dcr.transport.relay.tree import RelayTree, TreeNode, balanced_tree, read_tree, write_tree
@@ -352,6 +352,28 @@ def test_plaintext_stays_on_loopback_unless_it_is_allowed() -> None:
         transport.publisher(ONE, OWNER)
     node = RelayNode("open", "tcp://0.0.0.0:*", security=Security(plaintext=True))
     node.close()
+
+
+@pytest.mark.parametrize(
+    ("address", "local"),
+    [
+        ("tcp://127.0.0.1:*", True),
+        ("tcp://127.3.2.1:7000", True),
+        ("tcp://[::1]:7000", True),
+        ("ipc:///run/x", True),
+        ("inproc://x", True),
+        ("tcp://127.example.org:7000", False),
+        ("tcp://localhost:7000", False),
+        ("tcp://0.0.0.0:*", False),
+        ("tcp://[::]:7000", False),
+        ("tcp://192.0.2.1:7000", False),
+        ("tcp://127.0.0.1", False),
+        ("udp://127.0.0.1:7000", False),
+        ("", False),
+    ],
+)
+def test_only_a_loopback_address_in_digits_is_local(address: str, local: bool) -> None:
+    assert is_local(address) is local
 
 
 def test_keys_are_written_once_readable_by_their_owner_and_read_back(tmp_path: Path) -> None:
