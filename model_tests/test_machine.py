@@ -204,18 +204,22 @@ def _noting(called: set[str], name: str, function: Callable[..., None]) -> Calla
 # ---------------------------------------------------------------------------------------------- the machine can see
 
 
-def _some_storage(w: World) -> tuple[RealReceiver, np.ndarray]:
-    """Stored words of a tensor that is not empty."""
-    for r in w.receivers.values():
-        for _, tensor in (*r.engine.model.named_parameters(), *r.engine.model.named_buffers()):
-            if tensor.numel():
-                return r, resident_words(tensor.detach()).reshape(-1)
-    raise AssertionError("nothing is stored")
+def _stored_word(w: World) -> tuple[RealReceiver, np.ndarray, int]:
+    """The words of a stored tensor, and the place of one that an item reaches: padding is nobody's."""
+    r = next(iter(w.receivers.values()))
+    reached = next(int(places[0]) for places in w.faces._at[r.engine.model.rank].values() if len(places))
+    tensors = dict((*r.engine.model.named_parameters(), *r.engine.model.named_buffers()))
+    for _, tensor in sorted(tensors.items()):
+        words = resident_words(tensor.detach()).reshape(-1)
+        if reached < words.nbytes:
+            return r, words, reached // words.itemsize
+        reached -= words.nbytes
+    raise AssertionError("no item is stored")
 
 
 def flip_stored_bit(w: World) -> None:
-    r, words = _some_storage(w)
-    words[-1] ^= words.dtype.type(1)
+    r, words, place = _stored_word(w)
+    words[place] ^= words.dtype.type(1)
     r.wrote()
 
 
