@@ -107,7 +107,7 @@ class Machine(RuleBasedStateMachine):
             raise
 
     def teardown(self) -> None:
-        """No more faults: everything ends. The engines go back."""
+        """No more faults: everything ends, and the proved model takes the whole run. The engines go back."""
         if self.pair is None:
             return
         try:
@@ -116,6 +116,8 @@ class Machine(RuleBasedStateMachine):
                     self.pair.run(2, self.rng)
                     self.pair.act(lambda message=message: self.w._do_call(message, keep=True))
                 self.pair.settle(self.rng)
+                if self.names is None:
+                    self.pair.prove()
         finally:
             self.totals["examples"] += 1
             self.totals["steps"] += self.pair.steps

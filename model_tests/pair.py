@@ -2,7 +2,8 @@
 
 `act` lets one thing happen to the implementation. Every line that it traced takes the model along (`Follower`). Then
 the two states must not differ (`abstraction`), the model must have every property of the specification, and the real
-bits those of `world_checks`. `Pair(..., names=...)` is the same without the model, for a chosen set of properties.
+bits those of `world_checks`. At the end of a run the proved model takes all of its lines too, alone (`prove`).
+`Pair(..., names=...)` is the same without the models, for a chosen set of properties.
 Not handled: what may happen and how often (machine).
 
 Paper: Proposition 1; Appendix B   Spec: Next, Properties   Proofs: version_alignment
@@ -17,10 +18,12 @@ from typing import Any
 
 from model_tests import model
 from model_tests.abstraction import differences
-from model_tests.cluster_lines import ClusterLines, config_of, control_line
+from model_tests.cluster_lines import ClusterLines, changes, config_of, control_line
 from model_tests.follower import Follower, Names
 from model_tests.model_properties import STATE_PROPERTIES, STEP_PROPERTIES
 from model_tests.nodes import Draw
+from model_tests.proved_lines import ProvedLines, validate
+from model_tests.recorded import record_simulated
 from model_tests.world import World
 from model_tests.world_checks import CHECKS, check
 from nemo_dcr.ids import instance_of
@@ -58,6 +61,7 @@ class Pair:
         self.world = World(draw)
         self.names = tuple(CHECKS if names is None else names)
         self.follower = _follower(self.world) if names is None else None
+        self.recorded = record_simulated(self.world, classes=False) if names is None else []
         self.steps = 0
         self.reached: Counter[str] = Counter()
         """Lines by action."""
@@ -129,6 +133,14 @@ class Pair:
                     raise Unsettled(f"{unmet} after the last step: {self.where()}")
                 return number
         raise Unsettled(f"still busy after {limit} steps: {w.progress()[:3]}; {self.where()}")
+
+    def prove(self) -> ProvedLines:
+        """The proved model takes every line of this run. Its theorems hold for all sizes, so they hold here.
+
+        Raises: LineRejected.
+        """
+        named = {item: f"owner {o}/{tensor.name}" for item, (o, tensor, _) in self.world.faces.owned.items()}
+        return validate(self.recorded, lambda new, old: frozenset(named[i] for i in changes(self.world, new, old)))
 
     def where(self) -> str:
         """Where everybody is, for an error."""

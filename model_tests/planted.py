@@ -27,6 +27,7 @@ from model_tests.engines import tables
 from model_tests.follower import Rejected
 from model_tests.machine import RULES, Machine, run_machine
 from model_tests.pair import Differs, PropertyFalls, Unsettled
+from model_tests.trace_export import LineRejected
 from nemo_dcr import control_rules
 from nemo_dcr.codec import payload
 from nemo_dcr.errors import InternalError, NemoDcrError
@@ -148,7 +149,7 @@ PLANTED = {
 }
 
 
-SEEN = (Rejected, Differs, PropertyFalls, InvariantBroken, Unsettled)
+SEEN = (Rejected, Differs, PropertyFalls, InvariantBroken, Unsettled, LineRejected)
 """How the machine says that something is wrong; anything else that is raised is no find."""
 
 

@@ -66,8 +66,8 @@ def record_local(cluster: LocalCluster, oracle: StorageOracle) -> list[Line]:
     return recorder.lines
 
 
-def record_simulated(cluster: Cluster) -> list[Line]:
-    """The same of a simulated cluster; its lines may come from any of its methods."""
+def record_simulated(cluster: Cluster, *, classes: bool = True) -> list[Line]:
+    """The same of a simulated cluster, with digest classes or without; its lines may come from any of its methods."""
     recorder = _Recorder(cluster.control)
     noted = cluster._note
 
@@ -80,7 +80,7 @@ def record_simulated(cluster: Cluster) -> list[Line]:
 
     def stored(node: str) -> str | None:
         receiver = ReceiverId(node)
-        if receiver not in cluster.receivers:
+        if not classes or receiver not in cluster.receivers:
             return None
         items = ((o, item) for o, items in cluster.items.items() for item in items)
         return told({(int(o), item): cluster.stored_as(receiver, item) for o, item in items})

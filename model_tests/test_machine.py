@@ -12,17 +12,18 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import settings
 
 from model_tests.engines import busiest
 from model_tests.machine import RULES, TAKEN, Machine, run_machine, snake_case
 from model_tests.nodes import Draw, RealReceiver
 from model_tests.pair import Differs, Pair, Unsettled
+from model_tests.trace_export import LineRejected
 from model_tests.world import World
 from nemo_dcr.bits.tensors import resident_words
 from nemo_dcr.config import GateMode
 from nemo_dcr.ids import OwnerId
 from nemo_dcr.trace import Action
+from tests.conftest import settings
 from tests.unit.protocol.invariants import InvariantBroken
 
 EXAMPLES = {"dev": 40, "ci": 220, "long": 6000}
@@ -182,12 +183,20 @@ def test_a_fixed_walk_takes_every_action_and_calls_every_rule(tally):
         m = walk()
         try:
             reached = set(m.pair.reached)
+            m.pair.prove()
+            recorded = list(m.pair.recorded)
+            for action in ("StartApply", "Commit", "SeeManifest"):
+                place = [line.action for line in recorded].index(action)
+                m.pair.recorded[:] = recorded[:place] + recorded[place + 1 :]
+                with pytest.raises(LineRejected):
+                    m.pair.prove()
         finally:
             m.pair.close()
     finally:
         for each in patched.values():
             each.stop()
     assert {action.value for action in Action} - reached == set()
+    assert {line.action for line in recorded} == reached
     assert all_rules - called == set()
     tally.add("steps", m.pair.steps)
 
