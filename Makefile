@@ -46,7 +46,7 @@ test-fast: setup ## The tests that need neither processes, nor Java, nor a real 
 	$(BIN)/python -m pytest -m 'not slow and not spec and not proof and not model and not deep and not vllm and not wan' $(ARGS)
 
 loaders: setup-vllm ## vLLM's real loaders: a sample that the commit chooses, against docs/loader-paths.md
-	$(BIN)/python -m pytest -rP -m vllm tests/loaders tests/failures/test_group_e_in_vllm.py $(ARGS)
+	$(BIN)/python -m pytest -rP -m vllm tests/loaders tests/failures $(ARGS)
 
 loaders-all: setup-vllm ## The same for every model and layout; writes docs/loader-paths.md anew, takes half an hour
 	$(BIN)/python -m tests.loaders.paths_table

@@ -25,7 +25,7 @@ from nemo_dcr.ids import CandidateId, PayloadKey, ReceiverId
 from nemo_dcr.protocol import endpoint_state as es
 from nemo_dcr.protocol import owner, owner_state
 from nemo_dcr.record import AttemptMode
-from nemo_dcr.runtime import receiver_node
+from nemo_dcr.runtime import receiver_stages
 from tests.unit.protocol.chaos import ALL_FAULTS, disturb, fault, in_window, settle_down
 from tests.unit.protocol.cluster import Cluster, Payload, Step, Words
 from tests.unit.protocol.invariants import FINALLY, InvariantBroken, check
@@ -133,7 +133,7 @@ def encoded(payload: Payload) -> bytes:
 def received(data: bytes) -> Payload | None:
     """What the receiving node makes of it; None when it rejects it."""
     try:
-        verified = receiver_node.verify_payload(data, limits=CODEC)
+        verified = receiver_stages.verify_payload(data, limits=CODEC)
         items = verified.decode()
     except AttemptFailed:
         return None

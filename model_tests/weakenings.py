@@ -40,7 +40,7 @@ from nemo_dcr.protocol.owner_state import BaselineFilled
 from nemo_dcr.protocol.tags import Tag, TagKind, TrackerKind
 from nemo_dcr.protocol.transition_state import Phase
 from nemo_dcr.record import DELTA_MODES, AttemptMode
-from nemo_dcr.runtime import receiver_node
+from nemo_dcr.runtime import receiver_stages
 from nemo_dcr.source import delta
 from nemo_dcr.trace import Action, Emit
 
@@ -321,7 +321,7 @@ PATCHES: dict[str, tuple[Patch, ...]] = {
     "one_manifest": ((GUARDS, "is_staged", one_complete),),
     "foreign_manifest": (within(endpoint_intake, "see_manifest", OF_ANY_ATTEMPT),),
     "end_early": ((delta, "pack_buckets", all_but_last),),
-    "no_payload_digest": ((receiver_node, "verify_payload", trusting),),
+    "no_payload_digest": ((receiver_stages, "verify_payload", trusting),),
     "no_set_digest": (
         # the receiver compares with the manifest, the coordinator with the ENDs
         (GUARDS, "manifest_agrees", yes),

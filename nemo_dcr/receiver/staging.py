@@ -11,6 +11,7 @@ Paper: Section 6.3; Appendix C (host staging area, declared order), Figure C.2
 from __future__ import annotations
 
 import heapq
+import itertools
 import threading
 from collections import deque
 from dataclasses import dataclass
@@ -44,7 +45,8 @@ class StagingArea:
         self._lock = threading.Lock()
         self._turns: deque[OwnerId] = deque()
         """Owners, once for each waiting payload, in the order of arrival."""
-        self._waiting: dict[OwnerId, list[tuple[int, _Entry]]] = {}
+        self._waiting: dict[OwnerId, list[tuple[int, int, _Entry]]] = {}
+        self._arrivals = itertools.count()
         """Heap of (number, entry) by owner."""
         self._in_memory: dict[PayloadKey, _Entry] = {}
         """Entries with bytes in memory, in the order of arrival."""
@@ -83,7 +85,9 @@ class StagingArea:
             if self._closed:
                 return
             self._turns.append(payload.key.owner)
-            heapq.heappush(self._waiting.setdefault(payload.key.owner, []), (payload.key.payload, entry))
+            heapq.heappush(
+                self._waiting.setdefault(payload.key.owner, []), (payload.key.payload, next(self._arrivals), entry)
+            )
             self._in_memory[payload.key] = entry
             self._memory_bytes += payload.nbytes
 
@@ -123,7 +127,7 @@ class StagingArea:
         with self._lock:
             if not self._turns:
                 return None
-            _, entry = heapq.heappop(self._waiting[self._turns.popleft()])
+            _, _, entry = heapq.heappop(self._waiting[self._turns.popleft()])
             if self._in_memory.pop(entry.key, None) is not None:
                 self._memory_bytes -= entry.nbytes
                 return entry.payload

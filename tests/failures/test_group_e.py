@@ -216,7 +216,7 @@ def test_e2_storage_that_moved_between_refits_is_refused_before_any_write(move: 
 
 # -- E4: stale caches
 
-DRIVERS = ("LLM", "AsyncLLM")
+DRIVERS = ("LLM", pytest.param("AsyncLLM", marks=pytest.mark.vllm))  # its requests are types of vLLM
 
 
 class Served:

@@ -100,7 +100,18 @@ def test_the_named_guard_exists(guard: Guard) -> None:
     assert callable(found)
 
 
-@pytest.mark.parametrize("guard", GUARDS, ids=lambda guard: f"{guard.entry}-{guard.take_out.__name__}")
+CASES = [
+    pytest.param(
+        guard,
+        id=f"{guard.entry}-{guard.take_out.__name__}",
+        marks=[pytest.mark.vllm] if guard.case.get("driver") == "AsyncLLM" else [],
+    )
+    for guard in GUARDS
+]
+"""Each guard with its case; an `AsyncLLM` is driven with types of vLLM."""
+
+
+@pytest.mark.parametrize("guard", CASES)
 def test_a_failure_test_fails_without_its_guard(guard: Guard, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     arguments = arguments_of(guard, tmp_path)
     with monkeypatch.context() as patch:
@@ -109,6 +120,6 @@ def test_a_failure_test_fails_without_its_guard(guard: Guard, monkeypatch: pytes
             function_of(guard.test)(**arguments)
 
 
-@pytest.mark.parametrize("guard", GUARDS, ids=lambda guard: f"{guard.entry}-{guard.take_out.__name__}")
+@pytest.mark.parametrize("guard", CASES)
 def test_the_same_case_holds_with_its_guard(guard: Guard, tmp_path: Path) -> None:
     function_of(guard.test)(**arguments_of(guard, tmp_path))
