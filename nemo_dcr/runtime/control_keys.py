@@ -13,13 +13,10 @@ from __future__ import annotations
 from typing import Any
 
 import zmq
-import zmq.utils.z85
 
-from nemo_dcr.transport.relay.keys import Security
+from nemo_dcr.transport.relay.keys import ZAP_ADDRESS, Security, admission
 
 ZAP_DOMAIN = "nemo-dcr-control"
-_ZAP_ADDRESS = "inproc://zeromq.zap.01"
-_KEY_BYTES = 32
 _HANDSHAKE = "the handshake failed: the pinned key is not the server's, or only one side speaks CURVE"
 REFUSALS = {
     zmq.EVENT_HANDSHAKE_FAILED_AUTH: "the server does not admit this key; add it to the server's allowed.keys",
@@ -39,16 +36,12 @@ class AdmissionDesk:
         self._security = security
         self.socket = context.socket(zmq.REP)
         self.socket.setsockopt(zmq.LINGER, 0)
-        self.socket.bind(_ZAP_ADDRESS)
+        self.socket.bind(ZAP_ADDRESS)
 
     def answer(self) -> None:
         """Answer one request that is here."""
-        request: list[bytes] = self.socket.recv_multipart()
-        # Version, number, domain, address, identity, mechanism, and for CURVE the client's key.
-        known = len(request) == 7 and request[5] == b"CURVE" and len(request[6]) == _KEY_BYTES
-        admitted = known and self._security.admits(zmq.utils.z85.encode(request[6]).decode("ascii"))
-        code, text = (b"200", b"") if admitted else (b"400", b"this key is not in the list")
-        self.socket.send_multipart([*request[:2], code, text, b"", b""])
+        _, answer = admission(self.socket.recv_multipart(), self._security)
+        self.socket.send_multipart(answer)
 
     def close(self) -> None:
         """Release the socket."""

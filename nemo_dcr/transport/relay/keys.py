@@ -21,11 +21,15 @@ from pathlib import Path
 from typing import Any
 
 import zmq
+import zmq.utils.z85
 
 from nemo_dcr.errors import InvalidConfig
 from nemo_dcr.transport.relay.tree import KEY_LETTERS, TreeNode
 
 SECRET_NAME, PUBLIC_NAME, ALLOWED_NAME = "secret.key", "public.key", "allowed.keys"
+ZAP_ADDRESS = "inproc://zeromq.zap.01"
+"""Where ZeroMQ asks a process whom it admits."""
+_KEY_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +100,18 @@ def secure_listener(socket: zmq.Socket[Any], security: Security, domain: str) ->
         socket.setsockopt(zmq.CURVE_SERVER, 1)
         socket.setsockopt_string(zmq.CURVE_SECRETKEY, security.keys.secret)
         socket.setsockopt_string(zmq.ZAP_DOMAIN, domain)
+
+
+def admission(request: list[bytes], security: Security) -> tuple[bool, list[bytes]]:
+    """Whether a connection is let in, and the answer to its ZAP request (RFC 27), whatever that holds.
+
+    A request is version, number, domain, address, identity, mechanism, and for CURVE the client's key of 32 bytes.
+    """
+    version, number, *_ = [*request, b"", b""]
+    known = len(request) == 7 and request[5] == b"CURVE" and len(request[6]) == _KEY_BYTES
+    admitted = known and security.admits(zmq.utils.z85.encode(request[6]).decode("ascii"))
+    verdict = [b"200", b""] if admitted else [b"400", b"this key is not in the list"]
+    return admitted, [version, number, *verdict, b"", b""]
 
 
 def secure_client(socket: zmq.Socket[Any], security: Security, node: TreeNode) -> None:

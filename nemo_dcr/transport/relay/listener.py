@@ -16,20 +16,18 @@ from collections.abc import Iterable
 from typing import Any, Protocol
 
 import zmq
-import zmq.utils.z85
 
 from nemo_dcr.errors import AttemptFailed, InvalidConfig, TransportFailed
 from nemo_dcr.transport.relay import wire
 from nemo_dcr.transport.relay.channel import MESSAGES_A_TURN
 from nemo_dcr.transport.relay.counters import NodeCounters
-from nemo_dcr.transport.relay.keys import Security, secure_listener
+from nemo_dcr.transport.relay.keys import ZAP_ADDRESS, Security, admission, secure_listener
 from nemo_dcr.transport.relay.loop import has_message
 from nemo_dcr.transport.relay.settings import RelayConfig
 
 logger = logging.getLogger(__name__)
 
 ZAP_DOMAIN = "nemo-dcr-relay"
-_ZAP_ADDRESS = "inproc://zeromq.zap.01"
 _RECEIVE_QUEUE = 32
 """Messages of one peer that wait in the socket before TCP holds the peer back."""
 _SEND_QUEUE = 1000
@@ -77,7 +75,7 @@ class Listener:
         self._peers: OrderedDict[Peer, None] = OrderedDict()
         self._zap = context.socket(zmq.REP)
         self._zap.setsockopt(zmq.LINGER, 0)
-        self._zap.bind(_ZAP_ADDRESS)
+        self._zap.bind(ZAP_ADDRESS)
         self._socket = context.socket(zmq.ROUTER)
         for option, value in (
             (zmq.ROUTER_MANDATORY, 1),
@@ -104,7 +102,9 @@ class Listener:
     def turn(self, now: float) -> None:
         """As `Watched.turn`."""
         while has_message(self._zap):
-            self._zap.send_multipart(self._admission(self._zap.recv_multipart()))
+            admitted, answer = admission(self._zap.recv_multipart(), self._security)
+            self._counters.refused += not admitted
+            self._zap.send_multipart(answer)
         for _ in range(MESSAGES_A_TURN):
             if not has_message(self._socket):
                 return
@@ -166,16 +166,3 @@ class Listener:
             del self._peers[peer]
             self._counters.peers = len(self._peers)
             self._user.on_gone(peer)
-
-    def _admission(self, request: list[bytes]) -> list[bytes]:
-        """The ZAP answer (RFC 27) to one connection that wants in."""
-        version, number, *_ = [*request, b"", b""]
-        admitted = len(request) == 7 and request[5] == b"CURVE" and self._security.admits(_z85(request[6]))
-        if not admitted:
-            self._counters.refused += 1
-            return [version, number, b"400", b"this key is not in the list", b"", b""]
-        return [version, number, b"200", b"", b"", b""]
-
-
-def _z85(key: bytes) -> str:
-    return zmq.utils.z85.encode(key).decode("ascii") if len(key) == 32 else ""
