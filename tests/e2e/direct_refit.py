@@ -215,8 +215,10 @@ class DirectRefit:
         self.transport.cleanup(attempt)
 
     def _acknowledged(self, attempt: AttemptId) -> bool:
-        report = self.receiver.report
-        return (report.attempt == attempt and report.acked) or bool(report.failure) or bool(self.faults)
+        """As a coordinator sees it: receivers may have everything before the owner knows that its stream ended."""
+        report, owner = self.receiver.report, self.owner.report
+        acked = report.attempt == attempt and report.acked and owner.attempt == attempt and owner.end is not None
+        return acked or bool(report.failure or owner.failure or self.faults)
 
     def refit(self, *, gate: GateMode = GateMode.SYNC, rate: float = 0.5) -> AttemptId:
         """One transition without a failure; returns its attempt."""

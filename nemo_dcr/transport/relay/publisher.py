@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from nemo_dcr.errors import AttemptFailed, AttemptStopped, TransportFailed
 from nemo_dcr.ids import AttemptId, OwnerId, PayloadKey
@@ -95,9 +95,10 @@ class RelayPublisher:
             if self._stopped:
                 return
             self._stopped = True
+            offers = tuple(self._results)  # now: a call that is woken takes its own out
             self._changed.notify_all()
         if self._client.fault is None:
-            self._client.post(self._leave)
+            self._client.post(lambda: self._leave(offers))
 
     def _wait(self, subject: Offer | _Result, begin: Callable[[Hop], None]) -> None:
         result = subject if isinstance(subject, _Result) else _Result()
@@ -137,9 +138,9 @@ class RelayPublisher:
         if self._hop is not None and not self._stopped:
             begin(self._hop)
 
-    def _leave(self) -> None:
+    def _leave(self, offers: Iterable[Offer]) -> None:
         if self._hop is not None:
-            for offer in tuple(self._results):
+            for offer in offers:
                 self._hop.withdraw(offer)
             self._hop.forget(self._attempt, self)
 
