@@ -23,8 +23,6 @@ from nemo_dcr.testing.delay_line import OTHER_PORT, Crossing
 
 OVERHEAD = 1.02
 """Payload-carrying bytes may exceed the payloads by 2%: headers and retransmission."""
-LEAST_STORED_BYTES = 64 << 10
-"""Mean payload from which on that is demanded of object storage: an object has a kilobyte of HTTP headers."""
 LATENCY_FACTOR = 1.30
 BOUND_S = 3.0
 """Transport lower bounds from which on the latency factor is demanded."""
@@ -95,18 +93,14 @@ class WanRow:
         """Reference over latency."""
         return self.reference_s / self.latency_s
 
-    @property
-    def _stores_small_payloads(self) -> bool:
-        return self.transport == STORE and self.v_payload < LEAST_STORED_BYTES * self.payloads
-
     def unmet(self) -> list[str]:
         """What is demanded of every refit and does not hold here."""
         crossed, least = self.crossed, self.allowed_crossings * self.v_payload
         demands = {
             f"{crossed.payload} payload-carrying bytes are fewer than {least}: they did not all cross": crossed.payload
             >= least,
-            f"{crossed.payload} payload-carrying bytes exceed {OVERHEAD} x {least}": crossed.payload <= OVERHEAD * least
-            or self._stores_small_payloads,
+            f"{crossed.payload} payload-carrying bytes exceed {OVERHEAD} x {least}": crossed.payload
+            <= OVERHEAD * least,
             f"{crossed.other} bytes crossed on ports that nobody may use": crossed.other == 0,
             f"latency {self.latency_s:.3f} s is below the construction bound": self.latency_s >= self.construction_s,
             f"latency {self.latency_s:.3f} s is below the transport bound": self.latency_s >= self.transport_s,

@@ -80,10 +80,11 @@ def test_object_storage_may_cross_once_up_and_once_down_to_every_node() -> None:
     assert replace(stored, crossed=replace(GOOD.crossed, payload=4_999_999)).unmet() != []
 
 
-def test_headers_of_small_stored_objects_are_told_and_not_demanded_of() -> None:
-    wide = Crossed(payload=5_200_000, beside=0, interface=6_000_000, control=0, other=0)
-    assert replace(GOOD, transport=STORE, payloads=16, v_payload=1_000_000, crossed=wide).unmet() == []
-    assert replace(GOOD, transport=STORE, payloads=15, v_payload=1_000_000, crossed=wide).unmet() != []
+def test_headers_of_small_stored_objects_count_as_any_other_bytes() -> None:
+    small = replace(GOOD, transport=STORE, payloads=50, v_payload=1_000_000, least_payloads=25)
+    assert replace(small, crossed=replace(GOOD.crossed, payload=5_100_000)).unmet() == []
+    (why,) = replace(small, crossed=replace(GOOD.crossed, payload=5_246_000)).unmet()
+    assert "exceed" in why
 
 
 def test_crossings_are_differences_by_port_and_direction() -> None:
