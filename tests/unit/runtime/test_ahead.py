@@ -136,9 +136,13 @@ def test_a_stop_wakes_a_taker_that_waits_and_never_ends_its_loop_quietly() -> No
 
 
 def test_a_stage_that_never_began_can_be_ended() -> None:
-    ahead = Ahead("idle", Source(1).numbers(), attempt=ATTEMPT, slots=1)
+    source = Source(1)
+    ahead = Ahead("idle", source.numbers(), attempt=ATTEMPT, slots=1)
     ahead.stop()
     ahead.join()
+    assert source.made == 0
+    with pytest.raises(AttemptStopped):
+        next(ahead)
 
 
 def test_a_taker_that_is_faster_counts_its_waits() -> None:
