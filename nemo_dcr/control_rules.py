@@ -12,6 +12,7 @@ Conflict   Proofs: joint_commit_binds, version_alignment   Conditions: SC3, SC7
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TypeVar
 
 from nemo_dcr.ids import NO_ATTEMPT, NO_CANDIDATE, AttemptId, CandidateId, Epoch, Member
@@ -131,10 +132,15 @@ def why_not_commit(facts: Facts, request: CommitRequest, now: float) -> Reason |
         return Refusal.DEAD_CANDIDATE, f"candidate {request.new.candidate!r} was aborted"
     if malformed := _commit_malformed(request, facts.entry):
         return Refusal.MALFORMED, malformed
-    limit = request.deadline if facts.entry is None else min(request.deadline, facts.entry.deadline)
+    limit = commit_limit(facts, request)
     if not in_time(now, limit):
         return Refusal.DEADLINE, f"the commit arrived {now - limit:.3f} s after its deadline"
     return None
+
+
+def commit_limit(facts: Facts, request: CommitRequest) -> float:
+    """The earlier deadline of the request and its attempt, in seconds of the control plane's clock."""
+    return request.deadline if facts.entry is None else min(request.deadline, facts.entry.deadline)
 
 
 def why_not_kill(facts: Facts, epoch: Epoch, candidate: CandidateId) -> Reason | None:
@@ -215,7 +221,7 @@ def decide_commit(facts: Facts, request: CommitRequest, now: float, clock: int) 
     """Replace the record, or refuse. `facts.entry` is row `request.attempt`, `candidate_*` speak of `new.candidate`."""
     if reason := why_not_commit(facts, request, now):
         return _refuse(facts, clock, "commit", reason, request.epoch, request.attempt)
-    return _write_record(facts, clock, Action.COMMIT, request.new)
+    return replace(_write_record(facts, clock, Action.COMMIT, request.new, now), not_after=commit_limit(facts, request))
 
 
 def decide_kill(facts: Facts, epoch: Epoch, candidate: CandidateId, clock: int) -> Decision[Killed | Refused]:
@@ -230,11 +236,13 @@ def decide_kill(facts: Facts, epoch: Epoch, candidate: CandidateId, clock: int) 
     return Decision(Killed(candidate, tick), tick, journal, dead=candidate)
 
 
-def decide_bootstrap(facts: Facts, epoch: Epoch, new: Record, clock: int) -> Decision[Committed | Refused]:
+def decide_bootstrap(
+    facts: Facts, epoch: Epoch, new: Record, clock: int, now: float = 0.0
+) -> Decision[Committed | Refused]:
     """Write the first record, or refuse. `facts.entry` is row `new.attempt`."""
     if reason := why_not_bootstrap(facts, epoch, new):
         return _refuse(facts, clock, "bootstrap", reason, epoch, new.attempt)
-    return _write_record(facts, clock, Action.BOOTSTRAP, new)
+    return _write_record(facts, clock, Action.BOOTSTRAP, new, now)
 
 
 def members_text(members: tuple[Member, ...]) -> str:
@@ -268,8 +276,8 @@ def _refuse(
     return Decision(Refused(reason[0], reason[1], facts.record, tick), tick, journal)
 
 
-def _write_record(facts: Facts, clock: int, action: Action, new: Record) -> Decision[Committed | Refused]:
-    tick = _tick(facts, clock)
+def _write_record(facts: Facts, clock: int, action: Action, new: Record, now: float) -> Decision[Committed | Refused]:
+    tick, new = _tick(facts, clock), replace(new, time=now)
     args: dict[str, Scalar] = {
         "epoch": new.epoch,
         "candidate": new.candidate,

@@ -14,7 +14,7 @@ Proofs: joint_commit_binds   Conditions: SC3, SC7
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Generic, Protocol, TypeVar
 
@@ -60,6 +60,9 @@ class Record:
     """The baseline version that the attempt compared with: version - 1, and 0 for the first record."""
     epoch: Epoch
     """The coordinator run that committed."""
+    time: float = field(default=0.0, compare=False)
+    """Control-plane clock, seconds since 1970, when the record was written; stamped by the control plane, whatever a
+    request says. It binds nothing: two records are the same when all other fields are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +235,8 @@ class Decision(Generic[R]):
     entry: AttemptEntry | None = None
     record: Record | None = None
     dead: CandidateId | None = None
+    not_after: float | None = None
+    """Control-plane clock, seconds: a back end that can refuse the write once this has passed does so (D14)."""
 
 
 class ControlPlane(Protocol):
@@ -244,6 +249,20 @@ class ControlPlane(Protocol):
 
     def read(self, candidate: CandidateId = NO_CANDIDATE, *, clock: int = 0) -> ControlView:
         """Read the record and what is known of `candidate`."""
+        ...
+
+    def peek(self, candidate: CandidateId = NO_CANDIDATE) -> ControlView:
+        """Look at what `read` reads and change nothing: for people and monitors.
+
+        A commit that is under way may still take effect after it, so it settles no outcome; only `read` does.
+        """
+        ...
+
+    def watch(self, after: Version | None = None, *, timeout_s: float) -> Record | None:
+        """Wait until there is a record with a later version than `after` (None: any), and return the latest one.
+
+        None when there was none within `timeout_s` seconds. Versions that follow each other quickly may be skipped.
+        """
         ...
 
     def acquire_epoch(self, *, clock: int = 0) -> Acquired:

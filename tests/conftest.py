@@ -3,7 +3,7 @@
 `dev` is the default, `ci` is chosen where CI is set and repeats the same examples, `long` is for a night.
 Pick one by hand with HYPOTHESIS_PROFILE. The thread limit is set before torch is imported and is inherited by the
 processes that tests start. Files with slow tests come first: workers take whole files, and one that begins its longest
-file last keeps the others waiting. The S3 servers `seaweedfs` and `moto` start once for each pytest process that asks.
+file last keeps the others waiting. The servers `seaweedfs`, `moto` and `etcd` start once for each pytest process.
 """
 
 from __future__ import annotations
@@ -49,6 +49,15 @@ def moto() -> Iterator[object]:
     from tests.object_servers import moto_server
 
     with moto_server() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
+    """Debian's etcd on loopback, as `nemo_dcr.testing.etcd_server.EtcdServer`; without the program tests fail."""
+    from nemo_dcr.testing.etcd_server import EtcdServer
+
+    with EtcdServer(tmp_path_factory.mktemp("etcd")) as server:
         yield server
 
 

@@ -1,4 +1,5 @@
-"""The command line: `nemo-dcr demo`, `doctor`, `diff`, `apply`, `verify`, `inspect` for checkpoint files, and `relay`.
+"""The command line: `nemo-dcr demo`, `doctor`, `diff`, `apply`, `verify`, `inspect` for checkpoint files, `relay`,
+`record`.
 
 Errors are one line that says what to do. Exit codes (docs/exit-codes.md): 0 all well, 1 a stored bit differs, 2 usage,
 3 an operator is needed, 4 a part of the run failed, 130 interrupted.
@@ -17,7 +18,7 @@ from typing import Annotated
 import typer
 
 from nemo_dcr import __version__
-from nemo_dcr.cli import checkpoint, loader_check, relay
+from nemo_dcr.cli import checkpoint, loader_check, record, relay
 from nemo_dcr.errors import InvalidConfig, NemoDcrError, OperatorNeeded
 
 EXIT_MISMATCH, EXIT_USAGE, EXIT_OPERATOR, EXIT_FAILED = 1, 2, 3, 4
@@ -132,6 +133,7 @@ def doctor() -> None:
 checkpoint.register(app)
 loader_check.register(app)
 relay.register(app)
+record.register(app)
 
 
 def main() -> None:

@@ -62,6 +62,10 @@ class MemoryControl(SteppedControl):
                 self._journal.append(decision.journal)
             return decision.reply
 
+    def _look(self, candidate: CandidateId) -> Facts:
+        with self._lock:
+            return self._facts(NO_ATTEMPT, candidate)
+
     def _facts(self, attempt: AttemptId, candidate: CandidateId) -> Facts:
         entries = [entry for entry in self._attempts if entry.attempt == attempt]
         of_candidate = [e for e in self._attempts if e.candidate == candidate and e.mode in DELTA_MODES]

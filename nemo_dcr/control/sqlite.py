@@ -27,13 +27,15 @@ from typing import Any, TypeVar
 
 from nemo_dcr.control.steps import SteppedControl
 from nemo_dcr.errors import ControlPlaneUnavailable, InternalError, InvalidConfig, OperatorNeeded
-from nemo_dcr.ids import AttemptId, CandidateId, Epoch, Member
+from nemo_dcr.ids import NO_ATTEMPT, AttemptId, CandidateId, Epoch, Member
 from nemo_dcr.record import DELTA_MODES, AttemptEntry, AttemptMode, Decision, Facts, JournalEntry, Record
 from nemo_dcr.trace import Action, Scalar
 
 T = TypeVar("T")
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+_WITHOUT_TIME = 1
+"""Schema of records without a time; such a file is brought up to date when it is opened, its records get time 0."""
 APPLICATION_ID = 0x4E444352
 """`NDCR`, in the header of the file."""
 
@@ -44,7 +46,8 @@ _SCHEMA = (
     " mode TEXT NOT NULL, baseline INTEGER, required TEXT NOT NULL, owners TEXT NOT NULL, deadline REAL NOT NULL)",
     "CREATE INDEX attempts_by_candidate ON attempts (candidate)",
     "CREATE TABLE records (version INTEGER PRIMARY KEY, candidate TEXT NOT NULL, digest BLOB NOT NULL,"
-    " attempt INTEGER NOT NULL UNIQUE, required TEXT NOT NULL, baseline INTEGER NOT NULL, epoch INTEGER NOT NULL)",
+    " attempt INTEGER NOT NULL UNIQUE, required TEXT NOT NULL, baseline INTEGER NOT NULL, epoch INTEGER NOT NULL,"
+    " time REAL NOT NULL DEFAULT 0)",
     "CREATE TABLE dead (candidate TEXT PRIMARY KEY)",
     "CREATE TABLE journal (seq INTEGER PRIMARY KEY, clock INTEGER NOT NULL, action TEXT NOT NULL,"
     " attempt INTEGER NOT NULL, args TEXT NOT NULL, post TEXT NOT NULL)",
@@ -53,7 +56,7 @@ _SCHEMA = (
 )
 _DELTA = ", ".join(f"'{mode.value}'" for mode in sorted(DELTA_MODES))
 _ENTRY = "SELECT attempt, epoch, candidate, mode, baseline, required, owners, deadline FROM attempts WHERE attempt = ?"
-_RECORD = "SELECT version, candidate, digest, attempt, required, baseline, epoch FROM records"
+_RECORD = "SELECT version, candidate, digest, attempt, required, baseline, epoch, time FROM records"
 _FACTS = f"""SELECT (SELECT coalesce(max(epoch), 0) FROM epochs), (SELECT coalesce(max(attempt), 0) FROM attempts),
  (SELECT count(*) FROM attempts WHERE candidate = :candidate AND mode IN ({_DELTA})),
  EXISTS (SELECT 1 FROM dead WHERE candidate = :candidate), (SELECT clock FROM state),
@@ -111,6 +114,14 @@ class SqliteControl(SteppedControl):
         with self._connection("journal") as connection:
             return tuple(_journal_entry(row) for row in connection.execute(query, (start,)))
 
+    def _look(self, candidate: CandidateId) -> Facts:
+        with self._connection("look") as connection:
+            connection.execute("BEGIN")
+            try:
+                return _facts(connection, NO_ATTEMPT, candidate)
+            finally:
+                connection.execute("ROLLBACK")
+
     def _step(
         self, operation: str, attempt: AttemptId, candidate: CandidateId, decide: Callable[[Facts], Decision[T]]
     ) -> T:
@@ -126,7 +137,7 @@ class SqliteControl(SteppedControl):
         if decision.entry is not None:
             connection.execute("INSERT INTO attempts VALUES (?, ?, ?, ?, ?, ?, ?, ?)", _entry_row(decision.entry))
         if decision.record is not None:
-            connection.execute("INSERT INTO records VALUES (?, ?, ?, ?, ?, ?, ?)", _record_row(decision.record))
+            connection.execute("INSERT INTO records VALUES (?, ?, ?, ?, ?, ?, ?, ?)", _record_row(decision.record))
         if decision.dead is not None:
             connection.execute("INSERT INTO dead VALUES (?)", (decision.dead,))
         if decision.journal is not None:
@@ -142,6 +153,9 @@ class SqliteControl(SteppedControl):
             connection.execute("INSERT INTO state VALUES (1, ?, 0)", (uuid.uuid4().hex,))
         elif application != APPLICATION_ID:
             raise InvalidConfig("control", f"{self._path} is another application's database; give a path of its own")
+        elif version == _WITHOUT_TIME:
+            connection.execute("ALTER TABLE records ADD COLUMN time REAL NOT NULL DEFAULT 0")
+            connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         elif version != SCHEMA_VERSION:
             reason = f"{self._path} has schema version {version}, this package reads version {SCHEMA_VERSION}"
             raise OperatorNeeded(reason, "run the package version that wrote it, or start a new commit record")
@@ -237,12 +251,12 @@ def _facts(connection: sqlite3.Connection, attempt: AttemptId, candidate: Candid
 
 def _record_row(record: Record) -> tuple[Any, ...]:
     key = (record.version, record.candidate, record.digest, record.attempt)
-    return (*key, _members_text(record.required), record.baseline, record.epoch)
+    return (*key, _members_text(record.required), record.baseline, record.epoch, record.time)
 
 
 def _record(row: tuple[Any, ...]) -> Record:
-    version, candidate, digest, attempt, required, baseline, epoch = row
-    return Record(version, candidate, bytes(digest), attempt, _members(required), baseline, epoch)
+    version, candidate, digest, attempt, required, baseline, epoch, written = row
+    return Record(version, candidate, bytes(digest), attempt, _members(required), baseline, epoch, written)
 
 
 def _entry_row(entry: AttemptEntry) -> tuple[Any, ...]:

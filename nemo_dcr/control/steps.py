@@ -10,12 +10,13 @@ Proofs: joint_commit_binds   Conditions: SC3, SC7
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TypeVar
 
 from nemo_dcr import control_rules
-from nemo_dcr.ids import NO_ATTEMPT, NO_CANDIDATE, AttemptId, CandidateId, Epoch
+from nemo_dcr.ids import NO_ATTEMPT, NO_CANDIDATE, AttemptId, CandidateId, Epoch, Version
 from nemo_dcr.record import (
     Acquired,
     CommitRequest,
@@ -37,6 +38,9 @@ T = TypeVar("T")
 class SteppedControl(ABC):
     """A `ControlPlane` whose operations all pass through `_step`."""
 
+    poll_s = 0.05
+    """Seconds between two looks of `watch`."""
+
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
 
@@ -44,7 +48,11 @@ class SteppedControl(ABC):
     def _step(
         self, operation: str, attempt: AttemptId, candidate: CandidateId, decide: Callable[[Facts], Decision[T]]
     ) -> T:
-        """Run one rule atomically and durably; `decide` runs while no other step can."""
+        """Run one rule atomically and durably: what `decide` saw is unchanged when its decision is written."""
+
+    @abstractmethod
+    def _look(self, candidate: CandidateId) -> Facts:
+        """The facts of a candidate at one moment; changes nothing."""
 
     @abstractmethod
     def history(self) -> tuple[Record, ...]:
@@ -57,6 +65,30 @@ class SteppedControl(ABC):
     def read(self, candidate: CandidateId = NO_CANDIDATE, *, clock: int = 0) -> ControlView:
         """See `ControlPlane.read`."""
         return self._step("read", NO_ATTEMPT, candidate, lambda facts: control_rules.decide_read(facts, clock))
+
+    def peek(self, candidate: CandidateId = NO_CANDIDATE) -> ControlView:
+        """See `ControlPlane.peek`."""
+        facts = self._look(candidate)
+        return ControlView(
+            record=facts.record,
+            epoch=facts.epoch,
+            last_attempt=facts.last,
+            candidate_attempts=facts.candidate_attempts,
+            candidate_dead=facts.candidate_dead,
+            clock=facts.clock,
+        )
+
+    def watch(self, after: Version | None = None, *, timeout_s: float) -> Record | None:
+        """See `ControlPlane.watch`."""
+        until = time.monotonic() + timeout_s
+        while True:
+            record = self._look(NO_CANDIDATE).record
+            if record is not None and (after is None or record.version > after):
+                return record
+            left = until - time.monotonic()
+            if left <= 0:
+                return None
+            time.sleep(min(self.poll_s, left))
 
     def acquire_epoch(self, *, clock: int = 0) -> Acquired:
         """See `ControlPlane.acquire_epoch`."""
@@ -96,5 +128,5 @@ class SteppedControl(ABC):
             "bootstrap",
             record.attempt,
             record.candidate,
-            lambda facts: control_rules.decide_bootstrap(facts, epoch, record, clock),
+            lambda facts: control_rules.decide_bootstrap(facts, epoch, record, clock, self._now()),
         )

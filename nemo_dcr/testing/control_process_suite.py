@@ -1,7 +1,8 @@
-"""The conformance suite of control planes that processes share: kill -9 loses no acknowledged commit.
+"""The conformance suites of control planes that processes share, and of those that a server of its own keeps.
 
-Four processes add versions as fast as they can and log every acknowledgement; half of them are killed. Every logged
-commit is in the history, and the history holds at most one commit more for each killed process.
+Eight processes add versions as fast as they can and log every acknowledgement; half of them are killed, or the server
+is, several times. Every logged commit is in the history, and the history holds at most one commit more for each kill or
+outcome that stayed unknown.
 
 Paper: Section 6.3; Table B.2 (crashes)   Spec: Commit
 """
@@ -9,92 +10,206 @@ Paper: Section 6.3; Table B.2 (crashes)   Spec: Commit
 # ruff: noqa: D102
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import random
 import signal
 import time
 from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 
 from nemo_dcr.control import open_control
+from nemo_dcr.errors import ControlPlaneUnavailable
 from nemo_dcr.ids import Epoch
-from nemo_dcr.testing.control_calls import bootstrap, check_chain, check_journal, commit_once
+from nemo_dcr.record import Committed, ControlPlane, Prepared
+from nemo_dcr.testing.control_calls import bootstrap, check_chain, check_journal, commit, prepare
 from nemo_dcr.testing.control_suite import ControlSuite
 
-WORKERS = 4
+WORKERS = 8
 PATIENCE_S = 120.0
-ENOUGH = 5
-"""Acknowledgements of each process before half of them are killed, and after it from each survivor."""
+LONGEST_PAUSE_S = 3.0
+UNKNOWN = 0
+"""What a process logs instead of an attempt when a call gave no answer."""
 
 
-def commit_until_stopped(url: str, acknowledged: str, stop: str) -> None:
-    """Add versions until the file `stop` exists; append the attempt of each acknowledged commit to `acknowledged`."""
+def commit_until_stopped(url: str, acknowledged: str, stop: str, secrets: Mapping[str, str]) -> None:
+    """Add versions until the file `stop` exists; append the attempt of each acknowledged commit to `acknowledged`.
+
+    Between two turns it waits a random time in proportion to the last one: whoever begins in another's turn ends it.
+    """
+    os.environ.update(secrets)
     control = open_control(url)
     pause = random.Random(acknowledged)
     descriptor = os.open(acknowledged, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     epoch: Epoch | None = None
     while not os.path.exists(stop):
-        epoch, attempt = commit_once(control, epoch)
-        if attempt is not None:
-            os.write(descriptor, f"{attempt}\n".encode())
-        time.sleep(pause.uniform(0, 0.01))
+        begin = time.monotonic()
+        try:
+            epoch = control.acquire_epoch().epoch if epoch is None else epoch
+            written = _add_version(control, epoch)
+        except ControlPlaneUnavailable:
+            written = UNKNOWN
+        if written is not None:
+            os.write(descriptor, f"{written}\n".encode())
+        if not written:
+            epoch = None
+        time.sleep(pause.uniform(0, min(LONGEST_PAUSE_S, 2 * WORKERS * (time.monotonic() - begin))))
+
+
+def _add_version(control: ControlPlane, epoch: Epoch) -> int | None:
+    """The attempt that was committed, None when this process was refused."""
+    record = control.read().record
+    assert record is not None
+    candidate = f"c{record.version + 1}-{epoch}"
+    prepared = prepare(control, epoch, record, candidate)
+    if isinstance(prepared, Prepared):
+        reply = commit(control, epoch, record, prepared.attempt, candidate)
+        if isinstance(reply, Committed):
+            return reply.record.attempt
+    return None
 
 
 class ControlProcessSuite(ControlSuite):
     """Tests for back ends that have a URL."""
 
+    enough = 5
+    """Acknowledgements of each process before half of them are killed, and after it from each survivor."""
+
     @abstractmethod
     def url(self, place: Path) -> str:
         """The address of the commit record that `open(place, ...)` opens."""
+
+    def secrets(self) -> Mapping[str, str]:
+        """Environment variables that a process needs to open the URL."""
+        return {}
 
     @pytest.mark.slow
     def test_killed_processes_lose_no_acknowledged_commit(self, tmp_path: Path) -> None:
         control = self.open(tmp_path / "k", time.time)
         bootstrap(control)
-        logs = [tmp_path / f"acknowledged-{number}" for number in range(WORKERS)]
-        spawn = multiprocessing.get_context("spawn")
-        workers = [
-            spawn.Process(
-                target=commit_until_stopped, args=(self.url(tmp_path / "k"), str(log), str(tmp_path / "stop"))
-            )
-            for log in logs
+        with _writers(self.url(tmp_path / "k"), tmp_path, self.secrets()) as writers:
+            writers.wait_for([self.enough] * WORKERS)
+            writers.kill(WORKERS // 2)
+            writers.wait_for([0] * (WORKERS // 2) + [self.enough] * (WORKERS // 2), more=True)
+        writers.check(control, killed=WORKERS // 2)
+
+
+class ServerThatRestarts(Protocol):
+    """A server of a test's own."""
+
+    def kill(self) -> None:
+        """SIGKILL, and wait for its end."""
+
+    def restart(self) -> None:
+        """Start again on the same data and address, and wait until it answers."""
+
+
+class ControlServerSuite(ControlProcessSuite):
+    """Tests for back ends behind a server that keeps its data over a kill."""
+
+    @abstractmethod
+    def own_server(self, directory: Path) -> contextlib.AbstractContextManager[tuple[ServerThatRestarts, str]]:
+        """A server that nothing else uses, and the URL of a commit record in it that does not exist yet."""
+
+    @pytest.mark.slow
+    def test_a_killed_server_loses_no_acknowledged_commit(self, tmp_path: Path) -> None:
+        with self.own_server(tmp_path / "server") as (server, url):
+            control = open_control(url)
+            bootstrap(control)
+            with _writers(url, tmp_path, self.secrets()) as writers:
+                for _ in range(2):
+                    writers.wait_for_total(self.enough, more=True)
+                    server.kill()
+                    server.restart()
+                writers.wait_for_total(WORKERS, more=True)
+            writers.check(control, killed=0)
+
+
+class _Writers:
+    """Processes that contend for one commit record."""
+
+    def __init__(self, url: str, directory: Path, secrets: Mapping[str, str]) -> None:
+        # Forked from a server that has the imports: eight of them would cost more than the test.
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([__name__, "boto3", "etcd3gw.client"])
+        self.stop = directory / "stop"
+        self._logs = [directory / f"acknowledged-{number}" for number in range(WORKERS)]
+        self._killed = 0
+        self.processes: list[ForkServerProcess] = [
+            context.Process(target=commit_until_stopped, args=(url, str(log), str(self.stop), dict(secrets)))
+            for log in self._logs
         ]
-        try:
-            for worker in workers:
-                worker.start()
-            _wait_for(logs, [ENOUGH] * WORKERS)
-            for worker in workers[: WORKERS // 2]:
-                worker.kill()
-            survivors = logs[WORKERS // 2 :]
-            _wait_for(survivors, [len(_read(log)) + ENOUGH for log in survivors])
-            (tmp_path / "stop").touch()
-            for worker in workers:
-                worker.join(PATIENCE_S)
-        finally:
-            for worker in workers:
-                worker.kill()
-                worker.join()
-        killed = [worker.exitcode for worker in workers]
-        assert killed == [-signal.SIGKILL] * (WORKERS // 2) + [0] * (WORKERS // 2)
+
+    def counts(self) -> list[int]:
+        """Acknowledged commits of each process."""
+        return [sum(attempt != UNKNOWN for attempt in _read(log)) for log in self._logs]
+
+    def wait_for(self, wanted: list[int], *, more: bool = False) -> None:
+        """Wait until each process has so many acknowledgements, or so many more than now."""
+        begin = self.counts() if more else [0] * len(wanted)
+        self._wait(lambda: all(has >= b + w for has, b, w in zip(self.counts(), begin, wanted, strict=True)))
+
+    def wait_for_total(self, wanted: int, *, more: bool = False) -> None:
+        """Wait until all together have so many acknowledgements, or so many more than now."""
+        begin = sum(self.counts()) if more else 0
+        self._wait(lambda: sum(self.counts()) >= begin + wanted)
+
+    def kill(self, count: int) -> None:
+        """SIGKILL the first `count` processes."""
+        self._killed = count
+        for process in self.processes[:count]:
+            process.kill()
+
+    def join(self) -> None:
+        """Let the others come to their end."""
+        self.stop.touch()
+        for process in self.processes:
+            process.join(PATIENCE_S)
+
+    def check(self, control: ControlPlane, *, killed: int) -> None:
+        """No acknowledged commit is lost, no version was written twice, nothing is there that nobody wrote."""
+        ends = [process.exitcode for process in self.processes]
+        assert ends == [-signal.SIGKILL] * killed + [0] * (WORKERS - killed)
         written = {record.attempt for record in check_chain(control)[1:]}
-        acknowledged = [attempt for log in logs for attempt in _read(log)]
+        logged = [attempt for log in self._logs for attempt in _read(log)]
+        acknowledged = [attempt for attempt in logged if attempt != UNKNOWN]
         assert len(acknowledged) == len(set(acknowledged))
         assert written >= set(acknowledged)
-        assert len(written) <= len(acknowledged) + WORKERS // 2
+        assert len(written) <= len(logged) + killed
         check_journal(control)
+
+    def _wait(self, done: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while not done():
+            assert time.monotonic() < deadline, self.counts()
+            dead = [process.exitcode for process in self.processes[self._killed :] if process.exitcode is not None]
+            assert not dead, dead
+            time.sleep(0.02)
+
+
+@contextlib.contextmanager
+def _writers(url: str, directory: Path, secrets: Mapping[str, str]) -> Iterator[_Writers]:
+    """Eight writers that run; in the end they are stopped."""
+    writers = _Writers(url, directory, secrets)
+    try:
+        for process in writers.processes:
+            process.start()
+        yield writers
+        writers.join()
+    finally:
+        for process in writers.processes:
+            if process.pid is not None:
+                process.kill()
+                process.join()
 
 
 def _read(log: Path) -> list[int]:
     """Whole lines only: a killed process may have written part of one."""
     text = log.read_text() if log.exists() else ""
     return [int(line) for line in text[: text.rfind("\n") + 1].split()]
-
-
-def _wait_for(logs: list[Path], counts: list[int]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while any(len(_read(log)) < count for log, count in zip(logs, counts, strict=True)):
-        assert time.monotonic() < deadline, [len(_read(log)) for log in logs]
-        time.sleep(0.02)

@@ -42,9 +42,14 @@ from nemo_dcr.testing.control_calls import (
 )
 from nemo_dcr.trace import Action
 
+PATIENCE_S = 60.0
+
 
 class ControlSuite(ABC):
     """Tests that every back end passes."""
+
+    rounds = 25
+    """Versions that each thread tries to add."""
 
     @abstractmethod
     def open(self, place: Path, now: Callable[[], float]) -> ControlPlane:
@@ -252,6 +257,73 @@ class ControlSuite(ABC):
         assert (view.record, view.epoch, view.last_attempt) == (record, epoch, record.attempt + 1)
         assert (view.candidate_attempts, view.candidate_dead) == (1, True)
 
+    def test_a_record_carries_the_time_of_its_commit(self, tmp_path: Path) -> None:
+        now = ManualClock()
+        control = self.open(tmp_path / "k", now)
+        epoch, record = bootstrap(control)
+        attempt = granted(prepare(control, epoch, record))
+        now.value += 7.25
+        reply = commit(control, epoch, record, attempt)
+        assert isinstance(reply, Committed)
+        again = self.open(tmp_path / "k", now)
+        times = [kept.time for kept in (reply.record, *again.history())]
+        assert times == [now.value, now.value - 7.25, now.value]
+        assert again.peek().record == reply.record
+
+    def test_a_look_sees_what_a_read_sees_and_changes_nothing(self, tmp_path: Path) -> None:
+        control, other = self.open(tmp_path / "k", ManualClock()), self.open(tmp_path / "k", ManualClock())
+        epoch, record = bootstrap(control)
+        attempt = granted(prepare(control, epoch, record))
+        read = control.read(CandidateId("c1"))
+        assert [other.peek(CandidateId("c1")) for _ in range(2)] == [read, read]
+        assert isinstance(commit(control, epoch, record, attempt), Committed)
+        assert other.peek().record != record
+        assert control.journal() == other.journal()
+
+    def test_a_watch_returns_the_next_version_or_nothing_in_time(self, tmp_path: Path) -> None:
+        control, other = self.open(tmp_path / "k", ManualClock()), self.open(tmp_path / "k", ManualClock())
+        assert other.watch(timeout_s=0) is None
+        epoch, record = bootstrap(control)
+        assert other.watch(timeout_s=PATIENCE_S) == record
+        assert other.watch(record.version, timeout_s=0.01) is None
+        seen: list[Record | None] = []
+        watching = threading.Thread(target=lambda: seen.append(other.watch(record.version, timeout_s=PATIENCE_S)))
+        watching.start()
+        attempt = granted(prepare(control, epoch, record))
+        assert isinstance(commit(control, epoch, record, attempt), Committed)
+        watching.join(PATIENCE_S)
+        assert seen == [successor(record, epoch, attempt)]
+
+    def test_skewed_clocks_cost_time_and_never_a_second_commit(self, tmp_path: Path) -> None:
+        slow, fast = ManualClock(1000.0), ManualClock(1000.0 + 2 * LIFETIME_S)
+        behind, ahead = self.open(tmp_path / "k", slow), self.open(tmp_path / "k", fast)
+        epoch, record = bootstrap(behind)
+        first = granted(prepare(behind, epoch, record))
+        # The same coordinator's clock jumps ahead: its commit is refused although no time passed, and a retry is
+        # fenced off.
+        assert refusal(commit(ahead, epoch, record, first)) is Refusal.DEADLINE
+        second = granted(prepare(ahead, epoch, record))
+        # Long after that deadline the clock that is behind still sees it in the future: only the latest attempt may
+        # commit.
+        slow.value += LIFETIME_S
+        assert refusal(commit(behind, epoch, record, first)) is Refusal.NOT_LATEST
+        reply = commit(behind, epoch, record, second)
+        assert isinstance(reply, Committed)
+        assert refusal(commit(ahead, epoch, record, second)) is Refusal.RECORD_MOVED
+        assert check_chain(ahead) == (record, reply.record)
+
+    def test_writers_with_skewed_clocks_lose_no_update(self, tmp_path: Path) -> None:
+        bootstrap(self.open(tmp_path / "k", ManualClock()))
+        handles = [self.open(tmp_path / "k", ManualClock(1000.0 + skew)) for skew in (-3600.0, 0.0, 40.0, 3600.0)]
+        epochs: list[Epoch | None] = [None] * len(handles)
+        acknowledged = []
+        for turn in range(4 * len(handles)):
+            each = turn % len(handles)
+            epochs[each], attempt = commit_once(handles[each], epochs[each])
+            acknowledged += [] if attempt is None else [attempt]
+        assert acknowledged
+        assert acknowledged == [record.attempt for record in check_chain(handles[0])[1:]]
+
     def test_threads_lose_no_update(self, tmp_path: Path) -> None:
         bootstrap(self.open(tmp_path / "k", ManualClock()))
         shared = self.open(tmp_path / "k", ManualClock())
@@ -259,7 +331,7 @@ class ControlSuite(ABC):
 
         def work(control: ControlPlane) -> None:
             epoch: Epoch | None = None
-            for _ in range(25):
+            for _ in range(self.rounds):
                 epoch, attempt = commit_once(control, epoch)
                 if attempt is not None:
                     acknowledged.append(attempt)
@@ -278,6 +350,10 @@ class ControlSuite(ABC):
     @given(steps=st.lists(STEPS, min_size=5, max_size=30))
     @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.differing_executors])
     def test_random_calls_equal_the_rules_step_by_step(self, steps: list[Step]) -> None:
+        self.compare_with_rules(steps)
+
+    def compare_with_rules(self, steps: list[Step]) -> None:
+        """Make the same calls here and in memory; a back end that is slow runs fewer examples of them."""
         now = ManualClock()
         with tempfile.TemporaryDirectory() as directory:
             control, rules = self.open(Path(directory) / "k", now), MemoryControl(now=now)

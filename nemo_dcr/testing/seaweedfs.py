@@ -50,7 +50,13 @@ class SeaweedServer:
     """One running server with one bucket; close it. Use it as a context manager."""
 
     def __init__(
-        self, directory: Path, *, host: str = _HOST, port: int | None = None, within: Sequence[str] = ()
+        self,
+        directory: Path,
+        *,
+        host: str = _HOST,
+        port: int | None = None,
+        within: Sequence[str] = (),
+        credentials: S3Credentials | None = None,
     ) -> None:
         """Start a server that keeps its files and its log in `directory`, and wait until it answers.
 
@@ -58,13 +64,16 @@ class SeaweedServer:
             directory: made if it is absent.
             host: address that it listens on.
             port: of the S3 service; None takes a free one.
+            credentials: the only ones that it accepts; None makes new ones.
             within: a command that becomes the one after it, such as `nsenter` into the namespace of a host.
 
         Raises: OperatorNeeded when SeaweedFS is not installed; EndpointLost when the server does not answer.
         """
         self.directory = directory
         self.log = directory / "weed.log"
-        self.credentials = S3Credentials(access_key=secrets.token_hex(8), secret_key=secrets.token_hex(16))
+        self.credentials = credentials or S3Credentials(
+            access_key=secrets.token_hex(8), secret_key=secrets.token_hex(16)
+        )
         self.endpoint = ""
         self._host = host
         self._within = within
