@@ -116,6 +116,27 @@ def test_a_later_schema_needs_an_operator(path: Path) -> None:
         SqliteControl(path)
 
 
+def test_a_file_without_times_is_brought_up_to_date(path: Path) -> None:
+    now = ManualClock()
+    control = SqliteControl(path, now=now)
+    epoch, record = bootstrap(control)
+    control.close()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("ALTER TABLE records DROP COLUMN time")
+        connection.execute("PRAGMA user_version = 1")
+    control = SqliteControl(path, now=now)
+    assert pragma(path, "user_version") == SCHEMA_VERSION == 2
+    assert isinstance(commit(control, epoch, record, granted(prepare(control, epoch, record))), Committed)
+    assert [kept.time for kept in check_chain(control)] == [0.0, now.value]
+
+
+def test_a_look_does_not_wait_for_a_writer(path: Path) -> None:
+    control = SqliteControl(path, busy_timeout_s=0.05)
+    _, record = bootstrap(control)
+    with write_lock(path):
+        assert control.peek().record == record
+
+
 def test_a_file_that_is_no_database_needs_an_operator(path: Path) -> None:
     path.write_bytes(b"not a database, but long enough to be looked at" * 100)
     with pytest.raises(OperatorNeeded, match="damaged"):
