@@ -108,7 +108,8 @@ def _import_problem(package: str) -> str:
 
 
 def _tools() -> list[Finding]:
-    java = shutil.which("java")
+    java, etcd = shutil.which("java"), shutil.which("etcd")
     return [
-        Finding("java", java or "not found", "" if java else "only `make spec` needs it: install a JRE of 11 or newer")
+        Finding("java", java or "not found", "" if java else "only `make spec` needs it: install a JRE of 11 or newer"),
+        Finding("etcd", etcd or "not found", "" if etcd else "only `make test` needs it: apt-get install etcd-server"),
     ]

@@ -109,7 +109,7 @@ class EtcdControl(ComparedControl):
         stored = self._client.get(name).get(name)
         if stored is None:
             return False
-        kind = Head if event is None else Event
+        kind: type[Head] | type[Event] = Head if event is None else Event
         return decode(stored.value, kind, f"{self._where}/{name}").nonce == after.nonce
 
     def _event_rows(self, event: Event | None) -> list[Operation]:

@@ -153,7 +153,7 @@ class S3Control(ComparedControl):
     def _row(self, candidate: CandidateId, at: HeadObject) -> CandidateRow:
         """What log and tail say of a candidate. Parts from `begin` on are copies of this tail, made but not cut off."""
         row = CandidateRow()
-        for name in self._objects.names_below(_candidate_directory(candidate)):
+        for name in self._objects.names_below(_candidate_directory(candidate)) if at.begin else ():
             begin, attempts, dead = (int(number) for number in name.rsplit("/", 1)[1].split("-"))
             if begin < at.begin:
                 row = CandidateRow(row.attempts + attempts, row.dead or bool(dead))

@@ -138,13 +138,10 @@ class S3Objects:
     def prove_conditions(self) -> None:
         """Find out a server that ignores the conditions. Raises: OperatorNeeded for one that does; NoAnswer."""
         content = b"nemo-dcr finds out with this object whether the server keeps to conditions"
-        if (self.create(_PROBE, content) and self.create(_PROBE, content)) or not self._is_there():
+        if self.create(_PROBE, content) and self.create(_PROBE, content):
             raise self._ignores("If-None-Match")
         if self.replace(_PROBE, content, _NO_OBJECT_HAS):
             raise self._ignores("If-Match")
-
-    def _is_there(self) -> bool:
-        return self.get(_PROBE) is not None
 
     def _ignores(self, header: str) -> OperatorNeeded:
         reason = f"the server of {self.config.where} does not keep to the condition {header} of an upload"

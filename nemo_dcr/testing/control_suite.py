@@ -317,7 +317,7 @@ class ControlSuite(ABC):
         handles = [self.open(tmp_path / "k", ManualClock(1000.0 + skew)) for skew in (-3600.0, 0.0, 40.0, 3600.0)]
         epochs: list[Epoch | None] = [None] * len(handles)
         acknowledged = []
-        for turn in range(4 * len(handles)):
+        for turn in range(2 * len(handles)):
             each = turn % len(handles)
             epochs[each], attempt = commit_once(handles[each], epochs[each])
             acknowledged += [] if attempt is None else [attempt]

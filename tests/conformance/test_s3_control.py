@@ -1,4 +1,4 @@
-"""The S3 control plane passes the suites on two servers; every handle is a client of its own."""
+"""The S3 control plane passes the suites on two servers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import os
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -25,9 +27,27 @@ from tests.object_servers import BUCKET, ObjectServer, session_of
 pytestmark = pytest.mark.slow
 
 
+class OneClient:
+    """A session that makes one client for all handles of a server: each costs more than the calls of most tests."""
+
+    def __init__(self, server: ObjectServer) -> None:
+        self._session = session_of(server.credentials)
+        self._made: Any = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._session, name)
+
+    def client(self, *args: Any, **options: Any) -> Any:
+        self._made = self._made or self._session.client(*args, **options)
+        return self._made
+
+
+one_client = cache(OneClient)
+
+
 def control_at(server: ObjectServer, place: Path, now: Callable[[], float]) -> S3Control:
     config = S3RecordConfig(bucket=BUCKET, prefix=str(place).strip("/"), endpoint=server.endpoint)
-    return S3Control(config, session_of(server.credentials), now=now)
+    return S3Control(config, one_client(server), now=now)
 
 
 class RestartedSeaweed:
@@ -54,19 +74,16 @@ class TestOverSeaweedfs(ControlServerSuite):
     rounds, enough = 8, 1
 
     @pytest.fixture(autouse=True)
-    def server(self, seaweedfs: ObjectServer) -> None:
+    def server(self, seaweedfs: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> None:
         self.seaweedfs = seaweedfs
+        for name, value in self.secrets().items():
+            monkeypatch.setenv(name, value)
 
     def open(self, place: Path, now: Callable[[], float]) -> S3Control:
         return control_at(self.seaweedfs, place, now)
 
     def url(self, place: Path) -> str:
         return f"s3://{BUCKET}/{str(place).strip('/')}?endpoint={self.seaweedfs.endpoint}"
-
-    @pytest.fixture(autouse=True)
-    def _credentials(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        for name, value in self.secrets().items():
-            monkeypatch.setenv(name, value)
 
     def secrets(self) -> Mapping[str, str]:
         held = self.seaweedfs.credentials
