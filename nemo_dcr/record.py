@@ -251,20 +251,6 @@ class ControlPlane(Protocol):
         """Read the record and what is known of `candidate`."""
         ...
 
-    def peek(self, candidate: CandidateId = NO_CANDIDATE) -> ControlView:
-        """Look at what `read` reads and change nothing: for people and monitors.
-
-        A commit that is under way may still take effect after it, so it settles no outcome; only `read` does.
-        """
-        ...
-
-    def watch(self, after: Version | None = None, *, timeout_s: float) -> Record | None:
-        """Wait until there is a record with a later version than `after` (None: any), and return the latest one.
-
-        None when there was none within `timeout_s` seconds. Versions that follow each other quickly may be skipped.
-        """
-        ...
-
     def acquire_epoch(self, *, clock: int = 0) -> Acquired:
         """Become the active coordinator (D2)."""
         ...
@@ -291,4 +277,22 @@ class ControlPlane(Protocol):
 
     def journal(self, start: int = 0) -> tuple[JournalEntry, ...]:
         """Journal entries with seq >= start, in order."""
+        ...
+
+
+class WatchedControlPlane(ControlPlane, Protocol):
+    """A control plane that others than its coordinators may look at: people, monitors, a standby that waits."""
+
+    def peek(self, candidate: CandidateId = NO_CANDIDATE) -> ControlView:
+        """Look at what `read` reads and change nothing: for people and monitors.
+
+        A commit that is under way may still take effect after it, so it settles no outcome; only `read` does.
+        """
+        ...
+
+    def watch(self, after: Version | None = None, *, timeout_s: float) -> Record | None:
+        """Wait until there is a record with a later version than `after` (None: any), and return the latest one.
+
+        None when there was none within `timeout_s` seconds. Versions that follow each other quickly may be skipped.
+        """
         ...

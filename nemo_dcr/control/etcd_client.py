@@ -5,7 +5,7 @@ One request goes to one member. A member that gives no answer is left for the ne
 `OperatorNeeded` with what etcd says.
 Not handled: etcd's own user names and passwords; use client certificates, or a network of its own.
 
-Paper: Section 6.3; Appendix B (control plane)   Spec: none
+Paper: Section 6.3; Appendix B (control plane)
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ creation of the same object, and a replacement of an object that never was, have
 Each request is sent once; only the caller knows whether it may be sent again. Credentials come from boto3's standard
 chain. Not handled: large objects.
 
-Paper: Section 6.3; Appendix B (control plane)   Spec: none
+Paper: Section 6.3; Appendix B (control plane)
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 class SteppedControl(ABC):
-    """A `ControlPlane` whose operations all pass through `_step`."""
+    """A `WatchedControlPlane` whose operations all pass through `_step`."""
 
     poll_s = 0.05
     """Seconds between two looks of `watch`."""
@@ -67,7 +67,7 @@ class SteppedControl(ABC):
         return self._step("read", NO_ATTEMPT, candidate, lambda facts: control_rules.decide_read(facts, clock))
 
     def peek(self, candidate: CandidateId = NO_CANDIDATE) -> ControlView:
-        """See `ControlPlane.peek`."""
+        """See `WatchedControlPlane.peek`."""
         facts = self._look(candidate)
         return ControlView(
             record=facts.record,
@@ -79,7 +79,7 @@ class SteppedControl(ABC):
         )
 
     def watch(self, after: Version | None = None, *, timeout_s: float) -> Record | None:
-        """See `ControlPlane.watch`."""
+        """See `WatchedControlPlane.watch`."""
         until = time.monotonic() + timeout_s
         while True:
             record = self._look(NO_CANDIDATE).record

@@ -8,7 +8,7 @@
 scheme that needs them.
 Not handled: credentials of S3 (boto3's standard chain).
 
-Paper: Section 6.3   Spec: none
+Paper: Section 6.3
 """
 
 from __future__ import annotations
@@ -22,19 +22,22 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from nemo_dcr.control.sqlite import SqliteControl
 from nemo_dcr.errors import InvalidConfig, OperatorNeeded
-from nemo_dcr.record import ControlPlane
+from nemo_dcr.record import WatchedControlPlane
 
 KNOWN = "sqlite:///PATH, etcd://HOST:PORT/PREFIX or s3://BUCKET/PREFIX?endpoint=URL&region=NAME"
 
 _FIELD = "control.url"
 
 
-def open_control(url: str, *, now: Callable[[], float] = time.time, reads_only: bool = False) -> ControlPlane:
+def open_control(
+    url: str, *, now: Callable[[], float] = time.time, session: Any = None, reads_only: bool = False
+) -> WatchedControlPlane:
     """Open the commit record at a URL; see the head of this module.
 
     Args:
         url: where it lies.
         now: the control plane's clock in seconds, the one that deadlines are written in.
+        session: for s3 URLs, a `boto3.session.Session`; None for boto3's standard chain.
         reads_only: for `peek`, `watch`, `history` and `journal`: nothing is made, a record that is absent is an error.
 
     Raises: InvalidConfig for another URL, and with `reads_only` for a record that is not there; OperatorNeeded when a
@@ -48,10 +51,9 @@ def open_control(url: str, *, now: Callable[[], float] = time.time, reads_only: 
         raise InvalidConfig(_FIELD, f"a URL holds no secret; must be {KNOWN}")
     if parts.scheme == "sqlite":
         return _open_file(url, now, reads_only)
-    opener = {"etcd": _open_etcd, "s3": _open_s3}.get(parts.scheme)
-    if opener is None or parts.fragment:
+    if parts.scheme not in ("etcd", "s3") or parts.fragment:
         raise InvalidConfig(_FIELD, f"must be {KNOWN}, got {url!r}")
-    control = opener(parts, now, reads_only)
+    control = _open_etcd(parts, now) if parts.scheme == "etcd" else _open_s3(parts, now, session, reads_only)
     if reads_only and control.peek().clock == 0:
         raise InvalidConfig(
             _FIELD, f"there is no commit record at {url}; correct the URL, or start a coordinator on it"
@@ -59,7 +61,7 @@ def open_control(url: str, *, now: Callable[[], float] = time.time, reads_only: 
     return control
 
 
-def _open_file(url: str, now: Callable[[], float], reads_only: bool) -> ControlPlane:
+def _open_file(url: str, now: Callable[[], float], reads_only: bool) -> WatchedControlPlane:
     path = url.removeprefix("sqlite:///")
     if not path or path == url:
         raise InvalidConfig(_FIELD, f"must be {KNOWN}, got {url!r}")
@@ -70,7 +72,7 @@ def _open_file(url: str, now: Callable[[], float], reads_only: bool) -> ControlP
     return SqliteControl(path, now=now)
 
 
-def _open_etcd(parts: SplitResult, now: Callable[[], float], _reads_only: bool) -> ControlPlane:
+def _open_etcd(parts: SplitResult, now: Callable[[], float]) -> WatchedControlPlane:
     _need("etcd3gw", "etcd")
     from nemo_dcr.control.etcd import EtcdControl
     from nemo_dcr.control.etcd_client import EtcdConfig
@@ -80,14 +82,14 @@ def _open_etcd(parts: SplitResult, now: Callable[[], float], _reads_only: bool) 
     return EtcdControl(EtcdConfig(members=members, prefix=_prefix(parts), **options), now=now)
 
 
-def _open_s3(parts: SplitResult, now: Callable[[], float], reads_only: bool) -> ControlPlane:
+def _open_s3(parts: SplitResult, now: Callable[[], float], session: Any, reads_only: bool) -> WatchedControlPlane:
     _need("boto3", "s3")
     from nemo_dcr.control.s3 import S3Control
     from nemo_dcr.control.s3_objects import S3RecordConfig
 
     options = _options(parts.query, ("endpoint", "region"))
     config = S3RecordConfig(bucket=parts.netloc, prefix=_prefix(parts), **options)
-    return S3Control(config, now=now, reads_only=reads_only)
+    return S3Control(config, session, now=now, reads_only=reads_only)
 
 
 def _prefix(parts: SplitResult) -> str:

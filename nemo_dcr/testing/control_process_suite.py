@@ -17,10 +17,10 @@ import random
 import signal
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import pytest
 
@@ -38,13 +38,12 @@ UNKNOWN = 0
 """What a process logs instead of an attempt when a call gave no answer."""
 
 
-def commit_until_stopped(url: str, acknowledged: str, stop: str, secrets: Mapping[str, str]) -> None:
+def commit_until_stopped(url: str, acknowledged: str, stop: str, keys: tuple[str, ...]) -> None:
     """Add versions until the file `stop` exists; append the attempt of each acknowledged commit to `acknowledged`.
 
     Between two turns it waits a random time in proportion to the last one: whoever begins in another's turn ends it.
     """
-    os.environ.update(secrets)
-    control = open_control(url)
+    control = open_control(url, session=_session(keys))
     pause = random.Random(acknowledged)
     descriptor = os.open(acknowledged, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     epoch: Epoch | None = None
@@ -85,15 +84,15 @@ class ControlProcessSuite(ControlSuite):
     def url(self, place: Path) -> str:
         """The address of the commit record that `open(place, ...)` opens."""
 
-    def secrets(self) -> Mapping[str, str]:
-        """Environment variables that a process needs to open the URL."""
-        return {}
+    def keys(self) -> tuple[str, ...]:
+        """Access key and secret key that a process needs to open an S3 URL."""
+        return ()
 
     @pytest.mark.slow
     def test_killed_processes_lose_no_acknowledged_commit(self, tmp_path: Path) -> None:
         control = self.open(tmp_path / "k", time.time)
         bootstrap(control)
-        with _writers(self.url(tmp_path / "k"), tmp_path, self.secrets()) as writers:
+        with _writers(self.url(tmp_path / "k"), tmp_path, self.keys()) as writers:
             writers.wait_for([self.enough] * WORKERS)
             writers.kill(WORKERS // 2)
             writers.wait_for([0] * (WORKERS // 2) + [self.enough] * (WORKERS // 2), more=True)
@@ -120,9 +119,9 @@ class ControlServerSuite(ControlProcessSuite):
     @pytest.mark.slow
     def test_a_killed_server_loses_no_acknowledged_commit(self, tmp_path: Path) -> None:
         with self.own_server(tmp_path / "server") as (server, url):
-            control = open_control(url)
+            control = open_control(url, session=_session(self.keys()))
             bootstrap(control)
-            with _writers(url, tmp_path, self.secrets()) as writers:
+            with _writers(url, tmp_path, self.keys()) as writers:
                 for _ in range(2):
                     writers.wait_for_total(self.enough, more=True)
                     server.kill()
@@ -134,7 +133,7 @@ class ControlServerSuite(ControlProcessSuite):
 class _Writers:
     """Processes that contend for one commit record."""
 
-    def __init__(self, url: str, directory: Path, secrets: Mapping[str, str]) -> None:
+    def __init__(self, url: str, directory: Path, keys: tuple[str, ...]) -> None:
         # Forked from a server that has the imports: eight of them would cost more than the test.
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([__name__, "boto3", "etcd3gw.client"])
@@ -142,7 +141,7 @@ class _Writers:
         self._logs = [directory / f"acknowledged-{number}" for number in range(WORKERS)]
         self._killed = 0
         self.processes: list[ForkServerProcess] = [
-            context.Process(target=commit_until_stopped, args=(url, str(log), str(self.stop), dict(secrets)))
+            context.Process(target=commit_until_stopped, args=(url, str(log), str(self.stop), keys))
             for log in self._logs
         ]
 
@@ -194,9 +193,9 @@ class _Writers:
 
 
 @contextlib.contextmanager
-def _writers(url: str, directory: Path, secrets: Mapping[str, str]) -> Iterator[_Writers]:
+def _writers(url: str, directory: Path, keys: tuple[str, ...]) -> Iterator[_Writers]:
     """Eight writers that run; in the end they are stopped."""
-    writers = _Writers(url, directory, secrets)
+    writers = _Writers(url, directory, keys)
     try:
         for process in writers.processes:
             process.start()
@@ -207,6 +206,14 @@ def _writers(url: str, directory: Path, secrets: Mapping[str, str]) -> Iterator[
             if process.pid is not None:
                 process.kill()
                 process.join()
+
+
+def _session(keys: tuple[str, ...]) -> Any:
+    if not keys:
+        return None
+    import boto3  # processes of other back ends do without it
+
+    return boto3.session.Session(*keys)
 
 
 def _read(log: Path) -> list[int]:

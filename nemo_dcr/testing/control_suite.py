@@ -23,7 +23,17 @@ from hypothesis import strategies as st
 
 from nemo_dcr.control.memory import MemoryControl
 from nemo_dcr.ids import NO_CANDIDATE, AttemptId, CandidateId, Epoch, Incarnation, Version
-from nemo_dcr.record import AttemptMode, Committed, ControlPlane, Killed, Prepared, Record, Refusal, Refused
+from nemo_dcr.record import (
+    AttemptMode,
+    Committed,
+    ControlPlane,
+    Killed,
+    Prepared,
+    Record,
+    Refusal,
+    Refused,
+    WatchedControlPlane,
+)
 from nemo_dcr.testing.control_calls import (
     LIFETIME_S,
     MEMBERS,
@@ -52,7 +62,7 @@ class ControlSuite(ABC):
     """Versions that each thread tries to add."""
 
     @abstractmethod
-    def open(self, place: Path, now: Callable[[], float]) -> ControlPlane:
+    def open(self, place: Path, now: Callable[[], float]) -> WatchedControlPlane:
         """Open the commit record at `place`, a path that nothing else uses; its directory exists."""
 
     def test_a_new_control_plane_has_no_record(self, tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import http.client
-import os
 import shutil
 import signal
 import socket
@@ -99,13 +98,11 @@ class EtcdServer:
             f"--initial-advertise-peer-urls={peers}",
             f"--initial-cluster=one={peers}",
         ]
-        # etcd takes options from variables of its own too; none of them may reach it.
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("ETCD_")}
         with self.log.open("ab") as output:
             process = subprocess.Popen(
                 command,
                 cwd=self._directory,
-                env=environment,
+                env={},  # etcd takes options from variables too
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

@@ -63,6 +63,8 @@ class FaultyProxy:
     faults: list[Fault] = field(default_factory=list)
     requests: list[Request] = field(default_factory=list)
     """Every request so far, struck or not."""
+    answered: list[Request] = field(default_factory=list)
+    """Those that the server has answered, whether or not the answer was handed on."""
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
@@ -117,18 +119,24 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _forward(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        fault = self._proxy.take(Request(self.command, self.path, self.headers.get("Range", ""))) or Fault(
-            lambda request: True
-        )
+        request = Request(self.command, self.path, self.headers.get("Range", ""))
+        fault = self._proxy.take(request) or Fault(lambda request: True)
         if fault.hold is not None:
             fault.hold.wait()
         if fault.status:
             self._answer_error(fault)
             return
         answer, content = self._ask(body, fault.drop_header)
+        self._proxy.answered.append(request)
         if fault.lose_answer:
             self._hang_up()
             return
+        try:
+            self._hand_on(answer, content, fault)
+        except ConnectionError:  # the client waited for as long as it would
+            self.close_connection = True
+
+    def _hand_on(self, answer: http.client.HTTPResponse, content: bytes, fault: Fault) -> None:
         self.send_response_only(answer.status, answer.reason)
         for name, value in answer.getheaders():
             if name.lower() not in _HOP and name.lower() != "content-length":

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nemo_dcr.control import open_control
-from nemo_dcr.record import ControlPlane
+from nemo_dcr.record import WatchedControlPlane
 from nemo_dcr.testing.control_calls import STEPS, Step
 from nemo_dcr.testing.control_process_suite import ControlServerSuite
 from nemo_dcr.testing.etcd_server import EtcdServer
@@ -26,7 +26,7 @@ class TestEtcdControl(ControlServerSuite):
     def server(self, etcd: EtcdServer) -> None:
         self.etcd = etcd
 
-    def open(self, place: Path, now: Callable[[], float]) -> ControlPlane:
+    def open(self, place: Path, now: Callable[[], float]) -> WatchedControlPlane:
         return open_control(self.url(place), now=now)
 
     def url(self, place: Path) -> str:

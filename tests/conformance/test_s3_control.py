@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from functools import cache
 from pathlib import Path
@@ -74,10 +74,8 @@ class TestOverSeaweedfs(ControlServerSuite):
     rounds, enough = 8, 1
 
     @pytest.fixture(autouse=True)
-    def server(self, seaweedfs: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def server(self, seaweedfs: ObjectServer) -> None:
         self.seaweedfs = seaweedfs
-        for name, value in self.secrets().items():
-            monkeypatch.setenv(name, value)
 
     def open(self, place: Path, now: Callable[[], float]) -> S3Control:
         return control_at(self.seaweedfs, place, now)
@@ -85,9 +83,8 @@ class TestOverSeaweedfs(ControlServerSuite):
     def url(self, place: Path) -> str:
         return f"s3://{BUCKET}/{str(place).strip('/')}?endpoint={self.seaweedfs.endpoint}"
 
-    def secrets(self) -> Mapping[str, str]:
-        held = self.seaweedfs.credentials
-        return {"AWS_ACCESS_KEY_ID": held.access_key, "AWS_SECRET_ACCESS_KEY": held.secret_key}
+    def keys(self) -> tuple[str, ...]:
+        return (self.seaweedfs.credentials.access_key, self.seaweedfs.credentials.secret_key)
 
     @contextmanager
     def own_server(self, directory: Path) -> Iterator[tuple[ServerThatRestarts, str]]:

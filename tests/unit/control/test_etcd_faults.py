@@ -54,6 +54,14 @@ def through(proxy: FaultyProxy, config: EtcdConfig, *more: str, timeout_s: float
     return EtcdControl(EtcdConfig(members=members, prefix=config.prefix, timeout_s=timeout_s))
 
 
+def all_answered(proxy: FaultyProxy) -> None:
+    """Wait until the server has acted on all that was sent, held requests included."""
+    until = time.monotonic() + 30
+    while len(proxy.answered) < len(proxy.requests):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
 def nth(number: int) -> Callable[[Request], bool]:
     """Strike from the transaction with this number on; the first one of a step reads, the second writes."""
     seen = itertools.count()
@@ -111,7 +119,7 @@ def test_a_commit_that_is_under_way_never_lands_after_a_read(proxy: FaultyProxy,
         commit(control, epoch, record, attempt)
     assert other.read().record == record
     release.set()
-    time.sleep(0.3)
+    all_answered(proxy)
     assert check_chain(other) == (record,)
 
 
@@ -129,7 +137,7 @@ def test_etcd_refuses_a_commit_that_was_under_way_past_its_deadline(proxy: Fault
         assert time.monotonic() < waited
         time.sleep(0.1)
     release.set()
-    time.sleep(0.3)
+    all_answered(proxy)
     assert other.peek().record == record  # a look moves nothing: the lease alone kept the commit out
 
 

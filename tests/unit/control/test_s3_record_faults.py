@@ -56,6 +56,14 @@ def through(proxy: FaultyProxy, config: S3RecordConfig, server: ObjectServer, ti
     return S3Control(S3RecordConfig(**fields), session_of(server.credentials))  # type: ignore[arg-type]
 
 
+def all_answered(proxy: FaultyProxy) -> None:
+    """Wait until the server has acted on all that was sent, held requests included."""
+    until = time.monotonic() + 30
+    while len(proxy.answered) < len(proxy.requests):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
 def put_of(name: str) -> Callable[[Request], bool]:
     return lambda request: request.method == "PUT" and request.path.endswith(name)
 
@@ -161,7 +169,7 @@ def test_an_upload_that_is_under_way_never_lands_after_another_step(
     else:
         getattr(control, fence)()
     release.set()
-    time.sleep(0.3)
+    all_answered(proxy)
     assert check_chain(control) == (record,)
 
 
