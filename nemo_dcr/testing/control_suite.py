@@ -12,8 +12,10 @@ Paper: Section 6.3; Appendix B (control plane)   Spec: Prepare, Commit, KillCand
 from __future__ import annotations
 
 import dataclasses
+import random
 import tempfile
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
@@ -342,9 +344,12 @@ class ControlSuite(ABC):
         def work(control: ControlPlane) -> None:
             epoch: Epoch | None = None
             for _ in range(self.rounds):
+                begin = time.monotonic()
                 epoch, attempt = commit_once(control, epoch)
                 if attempt is not None:
                     acknowledged.append(attempt)
+                else:  # whoever begins in another's turn ends it
+                    time.sleep(random.uniform(0, 6 * (time.monotonic() - begin)))
 
         handles = [shared, shared, self.open(tmp_path / "k", ManualClock())]
         threads = [threading.Thread(target=work, args=(handle,)) for handle in handles]

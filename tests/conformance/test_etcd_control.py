@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 
 class TestEtcdControl(ControlServerSuite):
-    rounds, enough = 8, 1
+    rounds, enough = 6, 1
 
     @pytest.fixture(autouse=True)
     def server(self, etcd: EtcdServer) -> None:
@@ -38,6 +38,6 @@ class TestEtcdControl(ControlServerSuite):
             yield server, f"etcd://{server.address}/refits"
 
     @given(steps=st.lists(STEPS, min_size=5, max_size=30))
-    @settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.differing_executors])
+    @settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.differing_executors])
     def test_random_calls_equal_the_rules_step_by_step(self, steps: list[Step]) -> None:
         self.compare_with_rules(steps)

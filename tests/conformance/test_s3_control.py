@@ -71,7 +71,7 @@ class RestartedSeaweed:
 
 
 class TestOverSeaweedfs(ControlServerSuite):
-    rounds, enough = 8, 1
+    rounds, enough = 4, 1
 
     @pytest.fixture(autouse=True)
     def server(self, seaweedfs: ObjectServer) -> None:
@@ -92,7 +92,7 @@ class TestOverSeaweedfs(ControlServerSuite):
             yield server, f"s3://{BUCKET}/refits?endpoint={server.endpoint}"
 
     @given(steps=st.lists(STEPS, min_size=5, max_size=30), tail=st.sampled_from([1, 3, s3.TAIL_EVENTS]))
-    @settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.differing_executors])
+    @settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.differing_executors])
     def test_random_calls_equal_the_rules_step_by_step(self, steps: list[Step], tail: int) -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(s3, "TAIL_EVENTS", tail)
@@ -100,7 +100,7 @@ class TestOverSeaweedfs(ControlServerSuite):
 
 
 class TestOverMoto(ControlSuite):
-    rounds = 3
+    rounds = 2
 
     @pytest.fixture(autouse=True)
     def server(self, moto: ObjectServer) -> None:
@@ -110,6 +110,6 @@ class TestOverMoto(ControlSuite):
         return control_at(self.moto, place, now)
 
     @given(steps=st.lists(STEPS, min_size=5, max_size=30))
-    @settings(max_examples=2, deadline=None, suppress_health_check=[HealthCheck.differing_executors])
+    @settings(max_examples=1, deadline=None, suppress_health_check=[HealthCheck.differing_executors])
     def test_random_calls_equal_the_rules_step_by_step(self, steps: list[Step]) -> None:
         self.compare_with_rules(steps)

@@ -111,6 +111,19 @@ def test_commit_is_refused(facts, request_, expected):
     assert rules.decide_commit(facts, request_, now=39.5, clock=0).record is None
 
 
+def test_the_control_plane_stamps_the_time_and_no_compare_looks_at_it():
+    decision = rules.decide_commit(FACTS, replace(COMMIT, new=replace(NEW, time=99.0)), now=39.5, clock=0)
+    assert decision.record.time == decision.reply.record.time == 39.5
+    assert rules.decide_bootstrap(UNBORN, Epoch(1), FIRST, 0, 7.5).record.time == 7.5
+    assert rules.record_matches(replace(K, time=1.0), replace(K, time=2.0))
+
+
+def test_a_commit_may_be_written_until_the_earlier_deadline():
+    assert rules.decide_commit(FACTS, COMMIT, now=39.5, clock=0).not_after == min(COMMIT.deadline, ENTRY.deadline)
+    early = replace(FACTS, entry=replace(ENTRY, deadline=39.6))
+    assert rules.decide_commit(early, COMMIT, now=39.5, clock=0).not_after == 39.6
+
+
 def test_kill_is_for_ever_idempotent_and_never_hits_a_committed_candidate():
     decision = rules.decide_kill(FACTS, Epoch(2), CandidateId("c4"), 0)
     assert (decision.dead, decision.reply.candidate) == ("c4", "c4")
