@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 
 class TestEtcdControl(ControlServerSuite):
-    rounds, enough = 6, 1
+    rounds, enough = 6, 0
 
     @pytest.fixture(autouse=True)
     def server(self, etcd: EtcdServer) -> None:

@@ -71,7 +71,7 @@ class RestartedSeaweed:
 
 
 class TestOverSeaweedfs(ControlServerSuite):
-    rounds, enough = 4, 1
+    rounds, enough = 4, 0
 
     @pytest.fixture(autouse=True)
     def server(self, seaweedfs: ObjectServer) -> None:
