@@ -3,7 +3,7 @@
 It hands requests on as they came, `Host` and signature included, unless a planted fault takes one: an error answer, an
 answer that is lost after the server acted, an answer that breaks off, a header that the server never sees. Each fault
 strikes a counted number of times and is then gone.
-Not handled: TLS; bodies without a length.
+Not handled: TLS to the server; bodies without a length.
 
 Paper: Table B.2 (lost messages)   Spec: Channel
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import http.client
 import socket
+import ssl
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -60,6 +61,8 @@ class FaultyProxy:
 
     upstream: str
     """URL of the server."""
+    tls: ssl.SSLContext | None = field(default=None, kw_only=True)
+    """Clients are served over TLS; the server behind is asked in plain text all the same."""
     faults: list[Fault] = field(default_factory=list)
     requests: list[Request] = field(default_factory=list)
     """Every request so far, struck or not."""
@@ -70,6 +73,10 @@ class FaultyProxy:
         self._lock = threading.Lock()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), lambda *args: _Handler(self, *args))
         self._server.daemon_threads = True
+        if self.tls is not None:
+            self._server.socket = self.tls.wrap_socket(
+                self._server.socket, server_side=True, do_handshake_on_connect=False
+            )
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
         self._thread.start()
 
