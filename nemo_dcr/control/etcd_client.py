@@ -32,8 +32,10 @@ from nemo_dcr.errors import InvalidConfig, OperatorNeeded
 
 _MEMBER = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
 _PREFIX = re.compile(r"[\w!.*'()-]+(/[\w!.*'()-]+)*", re.ASCII)
-_PASSING = frozenset({1, 4, 8, 10, 14})
-"""gRPC codes of answers that a repetition may mend: cancelled, deadline, too many requests, aborted, unavailable."""
+_PASSING = frozenset({1, 4, 10, 14})
+"""gRPC codes of answers that a repetition may mend: cancelled, deadline, aborted, unavailable."""
+_BUSY = "too many requests"
+"""Of the answers for want of room, code 8, the only one that passes."""
 _LEASE_GONE = 5
 _NO_SPACE = "database space exceeded"
 _PAGE_KEYS = 200
@@ -192,7 +194,7 @@ class EtcdClient:
         code, message = _said(error)
         if code == _LEASE_GONE:
             return _LeaseGone(message)
-        if code in _PASSING and _NO_SPACE not in message:
+        if code in _PASSING or _BUSY in message:
             return NoAnswer(f"{client.host}:{client.port} cannot serve now ({message})")
         action = "compact and defragment it, then disarm its alarm (docs/control-plane.md)"
         if _NO_SPACE not in message:

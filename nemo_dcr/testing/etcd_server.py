@@ -39,13 +39,16 @@ def etcd_binary() -> Path:
 class EtcdServer:
     """One running server; close it. Use it as a context manager."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, quota_bytes: int = 0) -> None:
         """Start a server that keeps its data and its log in `directory`, and wait until it answers.
+
+        With `quota_bytes` its database takes no more than that; 0 is etcd's own limit.
 
         Raises: OperatorNeeded when etcd is not installed; EndpointLost when the server does not answer.
         """
         self.log = directory / "etcd.log"
         self._directory = directory
+        self._quota_bytes = quota_bytes
         directory.mkdir(parents=True, exist_ok=True)
         self._port, self._peer_port = _free_ports()
         self._process = self._start()
@@ -97,6 +100,7 @@ class EtcdServer:
             f"--listen-peer-urls={peers}",
             f"--initial-advertise-peer-urls={peers}",
             f"--initial-cluster=one={peers}",
+            f"--quota-backend-bytes={self._quota_bytes}",
         ]
         with self.log.open("ab") as output:
             process = subprocess.Popen(

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from nemo_dcr.control.etcd import EtcdControl
-from nemo_dcr.control.etcd_client import EtcdClient, EtcdConfig
+from nemo_dcr.control.etcd_client import EtcdClient, EtcdConfig, Operation
 from nemo_dcr.control.head import encode
 from nemo_dcr.errors import ControlPlaneUnavailable, OperatorNeeded
 from nemo_dcr.record import Committed, Refusal
@@ -66,6 +66,12 @@ def nth(number: int) -> Callable[[Request], bool]:
     """Strike from the transaction with this number on; the first one of a step reads, the second writes."""
     seen = itertools.count()
     return lambda request: request.path == TXN and next(seen) >= number
+
+
+def fill(client: EtcdClient, writes: Iterator[Operation]) -> None:
+    """Write until something stops it."""
+    for write in writes:
+        client.transaction([], [write], [])
 
 
 def test_a_commit_whose_answer_was_lost_is_known_to_have_landed(proxy: FaultyProxy, config: EtcdConfig) -> None:
@@ -231,6 +237,27 @@ def test_no_server_is_an_unknown_outcome(config: EtcdConfig) -> None:
     control = EtcdControl(EtcdConfig(members=("127.0.0.1:9",), prefix=config.prefix, timeout_s=0.2))
     with pytest.raises(ControlPlaneUnavailable, match=r"127\.0\.0\.1:9 gives no answer"):
         control.acquire_epoch()
+
+
+def test_a_full_database_needs_an_operator_and_can_still_be_read(tmp_path: Path) -> None:
+    with EtcdServer(tmp_path, quota_bytes=4 << 20) as server:
+        config = EtcdConfig(members=(server.address,), prefix="refits")
+        control, client = EtcdControl(config), EtcdClient(config)
+        _, record = bootstrap(control)
+        filling = (client.put(f"else/{number}", bytes(1 << 20)) for number in itertools.count())
+        with pytest.raises(OperatorNeeded, match=r"database space exceeded.*defragment"):
+            fill(client, filling)
+        with pytest.raises(OperatorNeeded, match=r"database space exceeded.*defragment"):
+            control.acquire_epoch()
+        assert control.peek().record == record
+        assert control.history() == (record,)
+
+
+@pytest.mark.parametrize("size", [1_600_000, 2 << 20])
+def test_a_request_that_is_too_large_needs_an_operator(config: EtcdConfig, size: int) -> None:
+    client = EtcdClient(config)
+    with pytest.raises(OperatorNeeded, match=r"too large|larger than max"):
+        client.transaction([], [client.put("large", bytes(size))], [])
 
 
 def test_a_missing_server_program_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
