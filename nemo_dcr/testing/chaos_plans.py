@@ -56,7 +56,7 @@ COORDINATOR_POINTS = (
     "record commit",
 )
 TAKEOVER_POINTS = ("BecomeCoordinator", "record acquire")
-MANY = frozenset({"EmitPayload", "CopyItem", "Accept", "ApplyItem", "record read", "AdmitRequest", "FinishRequest"})
+MANY = frozenset({"EmitPayload", "CopyItem", "Accept", "ApplyItem", "record read"})
 """Points that a transition reaches several times."""
 ASYNC_ONLY = frozenset({"CloseGate"})
 
@@ -86,6 +86,8 @@ class Faults:
     """After so many seconds, this process: kill it, or stop it for so long."""
     aborts: bool = False
     """Only owner 0 freezes the candidate, then an abort is asked for."""
+    train_after_s: float = 0.0
+    """The trainer steps only then."""
     double: bool = False
 
 
@@ -135,7 +137,10 @@ def faults(case: Case, rng: random.Random, receivers: list[str], owners: list[st
             first = Strike("EndTransition", Edge.AFTER, Kind.KILL)
             return Faults(case=case, strikes={victim: (first,)}, next_life={victim: (strike,)})
         case "StopOwner" | "FailAttempt":
-            return Faults(case=case, strikes={victim: (strike,), receiver: (_death("SeeManifest"),)}, double=True)
+            first = _death("EndpointPrepare")
+            return Faults(case=case, strikes={victim: (strike,), receiver: (first,)}, double=True)
+        case "AdmitRequest" | "FinishRequest":
+            return replace(plain, train_after_s=0.4)
         case point if point in TAKEOVER_POINTS:
             first = _death(rng.choice(("StartAttempt", "CompleteAttempt", "SendCommit", "RollForward")))
             return Faults(case=case, strikes={ACTIVE: (first,), STANDBY: (strike,)}, double=True)

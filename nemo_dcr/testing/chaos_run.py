@@ -23,6 +23,7 @@ from nemo_dcr.errors import NemoDcrError
 from nemo_dcr.ids import CandidateId, OwnerId
 from nemo_dcr.protocol.tags import Tag, TagKind, TrackerKind, TrackerTag
 from nemo_dcr.record import Record
+from nemo_dcr.runtime.trace_file import read_log
 from nemo_dcr.testing import chaos_checks
 from nemo_dcr.testing.chaos_plans import ACTIVE, ASYNC_ONLY, STANDBY, Case, Faults, all_cases, faults
 from nemo_dcr.testing.chaos_points import Kind, Strike
@@ -137,13 +138,13 @@ def _bootstrap(system: ChaosSystem) -> None:
     deadline = time.monotonic() + SETTLE_S
     while time.monotonic() < deadline:
         system.tick()
-        if _settled(system, system.state()):
+        if settled(system, system.state()):
             return
         time.sleep(0.05)
     raise _Stuck(f"version 0 was not served after {SETTLE_S:g} s: {describe(system)}")
 
 
-def _settled(system: ChaosSystem, state: SystemState, candidate: CandidateId | None = None) -> Record | None:
+def settled(system: ChaosSystem, state: SystemState, candidate: CandidateId | None = None) -> Record | None:
     """The record that everybody serves and holds, if there is one."""
     history = system.control.history()
     if not history or not system.whole or (candidate is not None and history[-1].candidate != candidate):
@@ -156,7 +157,7 @@ def _settled(system: ChaosSystem, state: SystemState, candidate: CandidateId | N
         o is not None and o.candidate == "" and o.tracker == TrackerTag(TrackerKind.AT, version)
         for o in state.owners.values()
     )
-    return history[-1] if serve and hold else None
+    return history[-1] if serve and hold and system.has_one_active() else None
 
 
 def describe(system: ChaosSystem) -> str:
@@ -184,7 +185,7 @@ class _Transition:
         self._number = number
         self._drawn = drawn
         self._names = 0
-        self._aborts_left = 1 if drawn.aborts else 0
+        self._aborts = drawn.aborts
         self._candidate = self._name()
 
     def _name(self) -> CandidateId:
@@ -233,8 +234,9 @@ class _Transition:
             if (len(system.struck), self._lives(), system.whole) != (seen, lives, True):
                 seen, lives, progress = len(system.struck), self._lives(), now
             state = system.state()
-            self._train(state)
-            if _settled(system, state, self._candidate) and not outside:
+            if now - begin >= drawn.train_after_s:
+                self._train(state)
+            if settled(system, state, self._candidate) and not outside:
                 if disarmed:
                     break
                 disarmed = system.arm({})
@@ -283,25 +285,33 @@ class _Transition:
         )
 
     def _train(self, state: SystemState) -> None:
-        """Every rank of the trainer takes the candidate, also after it came back without it."""
-        system = self._system
+        """Every rank of the trainer takes the candidate, also after it came back without it.
+
+        A candidate that was given up meanwhile is taken and dropped by every rank, before another one is made.
+        """
+        system, reports = self._system, state.owners
         if system.control.history()[-1].candidate == self._candidate:
             return
-        for owner, report in sorted(state.owners.items()):
-            if report is None or report.candidate:
-                continue
-            if self._is_dead():
-                if all(each is not None and not each.candidate for each in state.owners.values()):
-                    self._candidate = self._name()
+        dead = any(each is not None and not each.candidate for each in reports.values()) and self._is_dead()
+        if dead:
+            self._aborts = False
+        missing = [o for o, each in sorted(reports.items()) if each is None or not each.candidate]
+        if dead:
+            missing = [owner for owner in missing if not self._has_begun(owner)]
+            if not missing and all(each is not None and not each.candidate for each in reports.values()):
+                self._candidate = self._name()
                 return
-            if self._aborts_left and owner != OwnerId(0):
-                continue
-            system.ask(f"owner-{owner}", TRAIN, Train(self._candidate))
-        if self._aborts_left and any(each is not None and each.candidate for each in state.owners.values()):
-            if self._is_dead():
-                self._aborts_left = 0
-            else:
-                system.abort()
+        for owner in missing[:1] if self._aborts else missing:
+            if reports[owner] is not None:
+                system.ask(f"owner-{owner}", TRAIN, Train(self._candidate))
+        if self._aborts and len(missing) < len(reports):
+            system.abort()
+
+    def _has_begun(self, owner: OwnerId) -> bool:
+        """The owner froze this candidate at some time, as its traces tell."""
+        paths = self._system.plan.traces.glob(f"owner-{owner}-*.ndjson")
+        events = (event for path in paths for event in read_log(path).events)
+        return any(e.action == "BeginTransition" and e.post["frozen"] == self._candidate for e in events)
 
     def _is_dead(self) -> bool:
         return self._system.control.read(self._candidate, clock=self._system.clock.tick()).candidate_dead

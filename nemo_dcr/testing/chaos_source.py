@@ -57,6 +57,8 @@ class SystemPlan:
     gate: GateMode
     skew_s: dict[str, float] = field(default_factory=dict)
     """How far the wall clock of a coordinator is off, by its name."""
+    run: str | None = None
+    """Name of the run in the payload store."""
     store: str = ""
     """Directory of the payloads; empty: in `directory`."""
 

@@ -15,7 +15,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
@@ -26,7 +26,7 @@ from nemo_dcr.errors import OperatorNeeded
 from nemo_dcr.ids import InstanceId, OwnerId, ReceiverId, receiver_id
 from nemo_dcr.protocol.messages import OwnerReport, OwnerStatus, ReceiverReport, ReceiverStatus
 from nemo_dcr.runtime.addresses import Address, read_addresses
-from nemo_dcr.runtime.coordinator_node import ABORT, ACTIVE, COORDINATOR_STATUS, CoordinatorView
+from nemo_dcr.runtime.coordinator_node import ABORT, ACTIVE, COORDINATOR_STATUS, CoordinatorView, Role
 from nemo_dcr.runtime.endpoints import SocketEndpoints
 from nemo_dcr.runtime.methods import STOP, Nothing
 from nemo_dcr.runtime.rpc import Method, NoReply, Peer, call, exchange
@@ -75,8 +75,14 @@ class SystemState:
 class ChaosSystem:
     """The processes of one system and the sockets to look at them. Close it."""
 
-    def __init__(self, plan: SystemPlan, context: ForkServerContext, rng: random.Random) -> None:
-        """Start everything. `rng` draws how long a dead process stays away."""
+    def __init__(
+        self,
+        plan: SystemPlan,
+        context: ForkServerContext,
+        rng: random.Random,
+        coordinators: Sequence[str] = COORDINATORS,
+    ) -> None:
+        """Start everything. `rng` draws how long a dead process stays away; the first coordinator is active."""
         for directory in (plan.addresses, plan.traces, plan.served):
             directory.mkdir(parents=True)
         self.plan = plan
@@ -97,7 +103,7 @@ class ChaosSystem:
         for instance, ranks in plan.instances.items():
             for rank in range(ranks):
                 self._add(receiver_id(InstanceId(instance), rank), chaos_roles.engine_role, instance, rank)
-        for number, name in enumerate(COORDINATORS):
+        for number, name in enumerate(coordinators):
             first = [number > 0]
 
             def start(strikes: tuple[Strike, ...], name: str = name, first: list[bool] = first) -> BaseProcess:
@@ -133,7 +139,7 @@ class ChaosSystem:
                 process.continue_at = None
                 self._signal(process, signal.SIGCONT)
             if process.child.exitcode is not None and process.back_at is None:
-                self._bury(process)
+                self.bury(process)
                 process.back_at = now + self._rng.uniform(0.0, 0.3)
             if process.back_at is not None and now >= process.back_at:
                 process.back_at = None
@@ -142,7 +148,7 @@ class ChaosSystem:
                 process.lives += 1
         self._connect()
 
-    def _bury(self, process: Process) -> None:
+    def bury(self, process: Process) -> None:
         """A child has ended: by a signal of ours, replaced, or through a fault of its own."""
         code = process.child.exitcode
         process.continue_at = None
@@ -234,6 +240,13 @@ class ChaosSystem:
         view: CoordinatorView | None = self.ask(ACTIVE, COORDINATOR_STATUS, Nothing())
         return view
 
+    def has_one_active(self) -> bool:
+        """Of its own coordinators one is active and the others wait: no zombie is left that does not know."""
+        names = [name for name in self.processes if name in COORDINATORS]
+        views = [self.ask(name, COORDINATOR_STATUS, Nothing()) for name in names]
+        roles = sorted("silent" if view is None else view.role.value for view in views)
+        return roles in ([], [Role.ACTIVE.value, *[Role.STANDBY.value] * (len(names) - 1)])
+
     def active(self) -> str:
         """Name of the process that is the active coordinator, by its address."""
         entry = self._addresses.get(ACTIVE)
@@ -263,7 +276,7 @@ class ChaosSystem:
                 process.child.join()
                 self._declare(process.name)
             elif process.child.exitcode != 0 and process.back_at is None:
-                self._bury(process)
+                self.bury(process)
         for peer in self._peers.values():
             peer.close()
         self.endpoints.close()
