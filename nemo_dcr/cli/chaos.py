@@ -25,11 +25,13 @@ from typing import Annotated
 import typer
 
 from nemo_dcr.errors import InvalidConfig
+from nemo_dcr.testing import chaos_world
 from nemo_dcr.testing.chaos_plans import all_cases
 from nemo_dcr.testing.chaos_run import TRANSITIONS, Outcome, RunResult, numbered, run
 from nemo_dcr.testing.chaos_system import fork_server
 
 EXIT_BREACH = 1
+NAMED = {"kill": "death", "cut": "cut off", "full": "full disk"}
 VALIDATED_EACH = 10
 """Traces of one run in so many are validated against the specification."""
 
@@ -52,29 +54,31 @@ def main(
     chosen = [seed] if seed is not None else [int(each) for each in seeds.split(",") if each]
     chosen = chosen or [random.SystemRandom().randrange(1 << 31) for _ in range(4)]
     runs = [(chosen[0], only)] if only is not None else numbered(chosen, transitions)
-    typer.echo(f"chaos: seeds {','.join(map(str, chosen))}, {len(runs)} runs of {TRANSITIONS} transitions")
+    world = chaos_world.enter()
+    left_out = "" if world else "; full disks and cuts are left out, which need root"
+    typer.echo(f"chaos: seeds {','.join(map(str, chosen))}, {len(runs)} runs of {TRANSITIONS} transitions{left_out}")
     directory = keep or Path(tempfile.mkdtemp(prefix="nemo-dcr-chaos-"))
     begin = time.monotonic()
     try:
-        results = _run_all(runs, directory, systems, keep is not None, validator)
+        results = _run_all(runs, directory, systems, keep is not None, validator, world)
     finally:
         if keep is None:
             shutil.rmtree(directory, ignore_errors=True)
     if table is not None:
-        table.write_text(_table(results), encoding="utf-8")
-    typer.echo(summary(results, time.monotonic() - begin))
+        table.write_text(_table(results, world), encoding="utf-8")
+    typer.echo(summary(results, len(all_cases(world=world)), time.monotonic() - begin))
     if any(result.breaches for result in results):
         raise typer.Exit(EXIT_BREACH)
 
 
 def _run_all(
-    runs: list[tuple[int, int]], directory: Path, systems: int, keeps: bool, validator: str
+    runs: list[tuple[int, int]], directory: Path, systems: int, keeps: bool, validator: str, world: bool
 ) -> list[RunResult]:
     context, results = fork_server(), []
     validation = threading.Semaphore(1)
 
     def one(place: int, seed: int, number: int) -> RunResult:
-        result = run(seed, number, directory / f"{seed}-{number}", context)
+        result = run(seed, number, directory / f"{seed}-{number}", context, place if world else None)
         if validator and place % VALIDATED_EACH == 0:
             with validation:
                 result.breaches += _validate(validator, result)
@@ -99,7 +103,7 @@ def _validate(module: str, result: RunResult) -> list[str]:
     return [] if done.returncode == 0 else [f"traces: {(done.stdout + done.stderr).strip()[-1500:]}"]
 
 
-def summary(results: list[RunResult], seconds: float) -> str:
+def summary(results: list[RunResult], known: int, seconds: float) -> str:
     """Everything in one line."""
     outcomes = [outcome for result in results for outcome in result.outcomes]
     faulted = [outcome for outcome in outcomes if outcome.struck]
@@ -107,7 +111,7 @@ def summary(results: list[RunResult], seconds: float) -> str:
     breaches = sum(len(result.breaches) for result in results)
     parts = [
         f"{len(faulted)} faulted transitions of {len(outcomes)}",
-        f"{len(cases)} of {len(all_cases())} points and kinds reached",
+        f"{len(cases)} of {known} points and kinds reached",
         f"{sum(outcome.double for outcome in faulted)} double faults",
         f"{sum(result.requests for result in results)} requests checked",
         f"{sum(result.validated for result in results)} traces validated",
@@ -119,20 +123,23 @@ def summary(results: list[RunResult], seconds: float) -> str:
 
 
 def recovery(outcomes: list[Outcome]) -> dict[str, str]:
-    """Median and longest time from a lone death until everybody served the committed version, by role."""
+    """Median and longest time from a lone fault until everybody served the committed version, by role."""
     times: dict[str, list[float]] = defaultdict(list)
     for outcome in outcomes:
-        if outcome.recovered_s is not None and not outcome.double and outcome.struck[0].startswith("kill"):
-            times[outcome.case.role].append(outcome.recovered_s)
+        if outcome.recovered_s is None or outcome.double:
+            continue
+        kind, role = outcome.struck[0].split()[0], outcome.case.role
+        if kind in NAMED:
+            times[f"{role} {NAMED[kind]}" if kind != "full" else NAMED[kind]].append(outcome.recovered_s)
     return {
         role: f"{statistics.median(found):.1f} s (median) {max(found):.1f} s (longest)"
         for role, found in sorted(times.items())
     }
 
 
-def _table(results: list[RunResult]) -> str:
+def _table(results: list[RunResult], world: bool) -> str:
     """Runs and outcomes of every point and kind, as Markdown."""
-    runs: dict[str, Counter[str]] = {str(case): Counter() for case in all_cases()}
+    runs: dict[str, Counter[str]] = {str(case): Counter() for case in all_cases(world=world)}
     for result in results:
         for outcome in result.outcomes:
             row = runs[str(outcome.case)]

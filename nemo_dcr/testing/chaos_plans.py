@@ -83,7 +83,7 @@ class Faults:
     next_life: dict[str, tuple[Strike, ...]] = field(default_factory=dict)
     """Armed in the life that follows a death."""
     outside: tuple[tuple[float, str, Kind, float], ...] = ()
-    """After so many seconds, this process: kill it, or stop it for so long."""
+    """After so many seconds, this process: kill it, or do this to it for so long."""
     aborts: bool = False
     """Only owner 0 freezes the candidate, then an abort is asked for."""
     train_after_s: float = 0.0
@@ -91,8 +91,8 @@ class Faults:
     double: bool = False
 
 
-def all_cases() -> list[Case]:
-    """Every pair that `faults` can lead to."""
+def all_cases(*, world: bool = False) -> list[Case]:
+    """Every pair that `faults` can lead to; with a `world` of its own also cuts and full disks."""
     kinds = (Kind.KILL, Kind.STOP)
     roles = {
         "receiver": (*RECEIVER_POINTS, *RESTARTED_RECEIVER_POINTS),
@@ -107,6 +107,9 @@ def all_cases() -> list[Case]:
     calls = [point for point in roles["coordinator"] if point.startswith("record ")]
     cases += [Case("coordinator", point, edge.value, Kind.LOST.value) for point in calls for edge in Edge]
     cases += [Case(role, "any time", "at", kind.value) for role in roles for kind in kinds]
+    if world:
+        cases += [Case(role, "any time", "at", Kind.CUT.value) for role in roles]
+        cases += [Case("owner", "any time", "at", Kind.FULL.value)]
     return cases
 
 
@@ -116,7 +119,7 @@ def faults(case: Case, rng: random.Random, receivers: list[str], owners: list[st
     victim = {"receiver": receiver, "owner": owner, "coordinator": ACTIVE}[case.role]
     if case.edge == "at":
         where = victim if victim != ACTIVE else rng.choice((ACTIVE, STANDBY))
-        kind, hold = Kind(case.kind), rng.choice(HOLDS_S)
+        kind, hold = Kind(case.kind), rng.choice(HOLDS_S if case.kind != Kind.CUT else HOLDS_S[1:])
         return _second(Faults(case=case, outside=((rng.uniform(0.0, 1.2), where, kind, hold),)), rng, receivers, owners)
     strike = Strike(
         case.point,

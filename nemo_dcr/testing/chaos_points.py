@@ -50,6 +50,10 @@ class Kind(StrEnum):
     KILL = "kill"
     STOP = "stop"
     LOST = "lost"
+    CUT = "cut"
+    """From outside: nobody reaches the process for a while."""
+    FULL = "full"
+    """From outside: the payloads' file system is full for a while."""
 
 
 class Edge(StrEnum):

@@ -144,7 +144,7 @@ def engine_role(plan: SystemPlan, instance: str, rank: int, strikes: tuple[Strik
         queue=QueueConfig(group_payloads=2),
         loaded_digest=DIGEST_OF_FIRST,
     )
-    service = ReceiverService(node, life.clock)
+    service = ReceiverService(node, life.clock, plan.listen(receiver), plan.security)
     life.answer(service.server)
     service.start()
     life.publish(service.address)
@@ -202,7 +202,7 @@ def owner_role(plan: SystemPlan, rank: int, strikes: tuple[Strike, ...] = ()) ->
         baseline_digest=DIGEST_OF_FIRST if trainer.is_first else b"",
     )
     trainer.node = node
-    service = OwnerService(node, life.clock)
+    service = OwnerService(node, life.clock, plan.listen(life.name), plan.security)
     life.answer(service.server)
     commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
 
@@ -243,6 +243,8 @@ def coordinator_role(plan: SystemPlan, name: str, standby: bool, strikes: tuple[
         standby=standby,
         takeover_after_s=TAKEOVER_S,
         prewarm_s=20.0,
+        listen=plan.listen(name),
+        security=plan.security,
         now=lambda: time.time() + skew,
     )
     life.answer(node.server)

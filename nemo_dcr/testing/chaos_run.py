@@ -24,7 +24,7 @@ from nemo_dcr.ids import CandidateId, OwnerId
 from nemo_dcr.protocol.tags import Tag, TagKind, TrackerKind, TrackerTag
 from nemo_dcr.record import Record
 from nemo_dcr.runtime.trace_file import read_log
-from nemo_dcr.testing import chaos_checks
+from nemo_dcr.testing import chaos_checks, chaos_world
 from nemo_dcr.testing.chaos_plans import ACTIVE, ASYNC_ONLY, STANDBY, Case, Faults, all_cases, faults
 from nemo_dcr.testing.chaos_points import Kind, Strike
 from nemo_dcr.testing.chaos_roles import TRAIN, Train
@@ -73,33 +73,39 @@ class RunResult:
         return f"--seed {self.seed} --only {self.number}"
 
 
-def cases_of(seed: int, number: int) -> list[Case]:
+def cases_of(seed: int, number: int, *, world: bool = False) -> list[Case]:
     """The cases of a run: runs of one seed go through a shuffled list of all, again and again."""
-    cases = all_cases()
+    cases = all_cases(world=world)
     random.Random(f"cases {seed}").shuffle(cases)
     first = number * TRANSITIONS
     return [cases[(first + each) % len(cases)] for each in range(TRANSITIONS)]
 
 
-def plan_of(seed: int, number: int, directory: Path, cases: Sequence[Case]) -> SystemPlan:
-    """Sizes, gate and clocks of a run."""
+def plan_of(seed: int, number: int, directory: Path, cases: Sequence[Case], place: int | None = None) -> SystemPlan:
+    """Sizes, gate and clocks of a run; `place` numbers the systems of a world of its own."""
     rng = random.Random(f"plan {seed} {number}")
+    instances = rng.choice(({"e0": 1, "e1": 1}, {"e0": 1, "e1": 2}))
+    names = ["owner-0", "owner-1", *COORDINATORS, *(f"{i}/{rank}" for i, n in instances.items() for rank in range(n))]
     wants_async = any(case.point in ASYNC_ONLY for case in cases)
     return SystemPlan(
         directory=directory,
         seed=rng.randrange(1 << 30),
         owners=2,
-        instances=rng.choice(({"e0": 1, "e1": 1}, {"e0": 1, "e1": 2})),
+        instances=instances,
         gate=GateMode.ASYNC if wants_async or rng.random() < 0.4 else GateMode.SYNC,
         skew_s={name: rng.choice((0.0, 0.0, -0.7, 0.7)) for name in COORDINATORS},
+        hosts={} if place is None else {name: chaos_world.host(place, each) for each, name in enumerate(names)},
     )
 
 
-def run(seed: int, number: int, directory: Path, context: ForkServerContext) -> RunResult:
-    """Carry out one run; `directory` must not exist. Breaches are told, not raised."""
+def run(seed: int, number: int, directory: Path, context: ForkServerContext, place: int | None = None) -> RunResult:
+    """Carry out one run; `directory` must not exist. Breaches are told, not raised.
+
+    `place` numbers the run among all of a world of its own; None: there is none, so nothing is cut or full.
+    """
     result = RunResult(seed, number, directory)
-    cases = cases_of(seed, number)
-    plan = plan_of(seed, number, directory, cases)
+    cases = cases_of(seed, number, world=place is not None)
+    plan = plan_of(seed, number, directory, cases, place)
     directory.mkdir(parents=True)
     rng = random.Random(f"run {seed} {number}")
     system = ChaosSystem(plan, context, rng)
@@ -227,10 +233,15 @@ class _Transition:
                 first_fault = first_fault or now
                 progress = now
                 told.append(f"{kind} of {process} from outside")
-                if kind is Kind.KILL:
-                    system.kill(process)
-                else:
-                    system.stop(process, hold)
+                match kind:
+                    case Kind.KILL:
+                        system.kill(process)
+                    case Kind.CUT:
+                        system.cut(process, hold)
+                    case Kind.FULL:
+                        system.fill(hold)
+                    case _:
+                        system.stop(process, hold)
             if (len(system.struck), self._lives(), system.whole) != (seen, lives, True):
                 seen, lives, progress = len(system.struck), self._lives(), now
             state = system.state()

@@ -21,11 +21,13 @@ from nemo_dcr.config import GateMode, RefitConfig
 from nemo_dcr.errors import ConditionViolated
 from nemo_dcr.ids import NO_CANDIDATE, CandidateId, OwnerId
 from nemo_dcr.runtime.owner_node import OwnerNode
+from nemo_dcr.runtime.rpc import LOOPBACK
 from nemo_dcr.source.delta import DeltaOwner
 from nemo_dcr.testing.local_oracle import DenseOracle
 from nemo_dcr.testing.local_source import LocalRank, LocalSource
 from nemo_dcr.testing.toy_loader import Composed, PadRows, Rule, Slice, Transpose
 from nemo_dcr.trace import Action, Emit
+from nemo_dcr.transport.relay.keys import Security
 
 TENSORS = (
     TensorMeta("a.w", (8, 4), "BF16"),
@@ -59,8 +61,8 @@ class SystemPlan:
     """How far the wall clock of a coordinator is off, by its name."""
     run: str | None = None
     """Name of the run in the payload store."""
-    store: str = ""
-    """Directory of the payloads; empty: in `directory`."""
+    hosts: dict[str, str] = field(default_factory=dict)
+    """The address on which a process listens, by its name; empty: on loopback, where nothing can be cut."""
 
     @property
     def refit(self) -> RefitConfig:
@@ -99,7 +101,16 @@ class SystemPlan:
     @property
     def payloads(self) -> Path:
         """Where payloads lie."""
-        return Path(self.store) if self.store else self.directory / "store"
+        return self.directory / "store"
+
+    def listen(self, name: str) -> str:
+        """Where a process listens."""
+        return f"tcp://{self.hosts[name]}:*" if name in self.hosts else LOOPBACK
+
+    @property
+    def security(self) -> Security:
+        """Plaintext, also on the addresses of a namespace that nobody else reaches."""
+        return Security(plaintext=bool(self.hosts))
 
 
 class Lineage:

@@ -31,7 +31,7 @@ from nemo_dcr.runtime.endpoints import SocketEndpoints
 from nemo_dcr.runtime.methods import STOP, Nothing
 from nemo_dcr.runtime.rpc import Method, NoReply, Peer, call, exchange
 from nemo_dcr.runtime.trace_file import declare_killed, read_log, write_journal
-from nemo_dcr.testing import chaos_roles
+from nemo_dcr.testing import chaos_roles, chaos_world
 from nemo_dcr.testing.chaos_points import Arm, Kind, Strike, Struck, read_struck
 from nemo_dcr.testing.chaos_source import SystemPlan
 from nemo_dcr.trace import LamportClock
@@ -86,9 +86,14 @@ class ChaosSystem:
         for directory in (plan.addresses, plan.traces, plan.served):
             directory.mkdir(parents=True)
         self.plan = plan
+        for address in plan.hosts.values():
+            chaos_world.join(address)
+        if plan.hosts:
+            chaos_world.small_store(plan.payloads)
+        self._mends: list[tuple[float, Callable[[], None]]] = []
         self.control = SqliteControl(plan.directory / "record.sqlite", busy_timeout_s=5.0)
         self.clock = LamportClock()
-        self.endpoints = SocketEndpoints(self.clock)
+        self.endpoints = SocketEndpoints(self.clock, plan.security)
         self._context = context
         self._rng = rng
         self._addresses: dict[str, Address] = {}
@@ -128,6 +133,9 @@ class ChaosSystem:
     def tick(self) -> None:
         """Take note of strikes and deaths, start and continue what is due, connect to new lives."""
         now = time.monotonic()
+        for due, mend in [each for each in self._mends if now >= each[0]]:
+            self._mends.remove((due, mend))
+            mend()
         found = read_struck(self.plan.strikes)
         new, self.struck = found[len(self.struck) :], found
         for struck in new:
@@ -171,7 +179,9 @@ class ChaosSystem:
             self._addresses[entry.name] = entry
             if entry.name in self._peers:
                 self._peers.pop(entry.name).close()
-            self._peers[entry.name] = Peer(entry.name, entry.address, self.clock, self.endpoints.context)
+            self._peers[entry.name] = Peer(
+                entry.name, entry.address, self.clock, self.endpoints.context, security=self.plan.security
+            )
             if entry.name.startswith("owner-"):
                 self.endpoints.add_owner(OwnerId(int(entry.name.removeprefix("owner-"))), entry)
             elif "/" in entry.name:
@@ -188,6 +198,17 @@ class ChaosSystem:
             self._signal(process, signal.SIGSTOP)
             process.continue_at = time.monotonic() + hold_s
 
+    def cut(self, name: str, hold_s: float) -> None:
+        """Nobody reaches this process for so long."""
+        address = self.plan.hosts[name]
+        chaos_world.cut(address)
+        self._mends.append((time.monotonic() + hold_s, lambda: chaos_world.join(address)))
+
+    def fill(self, hold_s: float) -> None:
+        """The file system of the payloads is full for so long."""
+        chaos_world.fill(self.plan.payloads)
+        self._mends.append((time.monotonic() + hold_s, lambda: chaos_world.free(self.plan.payloads)))
+
     def _signal(self, process: Process, number: int) -> None:
         if process.child.exitcode is None and process.child.pid is not None:
             with contextlib.suppress(ProcessLookupError):
@@ -195,8 +216,8 @@ class ChaosSystem:
 
     @property
     def whole(self) -> bool:
-        """Everything runs."""
-        return all(
+        """Everything runs, and nothing is cut or full."""
+        return not self._mends and all(
             each.child.exitcode is None and each.continue_at is None and each.back_at is None
             for each in self.processes.values()
         )
@@ -264,6 +285,8 @@ class ChaosSystem:
 
     def close(self) -> None:
         """End every process, in order where that is possible, and write the journal next to the traces."""
+        for _, mend in self._mends:
+            mend()
         for process in self.processes.values():
             self._signal(process, signal.SIGCONT)
         for name in self.processes:
@@ -280,6 +303,10 @@ class ChaosSystem:
         for peer in self._peers.values():
             peer.close()
         self.endpoints.close()
+        if self.plan.hosts:
+            chaos_world.remove_store(self.plan.payloads)
+            for address in self.plan.hosts.values():
+                chaos_world.cut(address)
         with contextlib.suppress(OperatorNeeded):
             write_journal(self.plan.traces / "control.ndjson", self.control.journal())
         self.control.close()
