@@ -42,7 +42,9 @@ def coordinator(
     standby: Annotated[
         bool, typer.Option("--standby", help="Wait, and take over when the active coordinator is gone.")
     ] = False,
-    name: Annotated[str, typer.Option(help="Its name; default: the host's name and the process id.")] = "",
+    name: Annotated[
+        str, typer.Option(help="It is called coordinator-NAME; default: the host's name and the process id.")
+    ] = "",
     takeover_after_s: Annotated[float, typer.Option(min=0.1, help="A standby waits so long for a silent one.")] = 5.0,
     gate: Annotated[GateMode, typer.Option(help="When request gates close.")] = GateMode.SYNC,
     attempt_deadline_s: Annotated[float, typer.Option(min=0.1, help="An attempt fails after so long.")] = 600.0,
@@ -58,9 +60,9 @@ def coordinator(
     """Coordinate refits until SIGTERM, or until another coordinator took over."""
     if not directory.is_dir():
         raise InvalidConfig("DIRECTORY", f"{directory} does not exist; name the run's directory of addresses")
-    name = name or f"coordinator-{socket.gethostname()}-{os.getpid()}"
-    if name == ACTIVE or "/" in name or name.startswith("owner-"):
-        raise InvalidConfig("--name", f"{name!r} is the name of something else; take another, such as coordinator-a")
+    name = f"{ACTIVE}-{name or f'{socket.gethostname()}-{os.getpid()}'}"
+    if "/" in name:
+        raise InvalidConfig("--name", f"{name!r} holds a slash, as the names of receivers do; take another, such as a")
     clock, incarnation = LamportClock(), new_incarnation(directory, name)
     tracer = FileTracer(trace / f"{name}-{incarnation}.ndjson", name, incarnation, clock) if trace else None
     node = CoordinatorNode(

@@ -271,6 +271,7 @@ class OwnerNode:
         else:
             self.timings.mark(attempt, "baseline_updated")
             self._feed(BaselineFilled(copy.version))
+            self.delta.seal(candidate)
 
     def _refill(self, refill: RefillBaseline) -> None:
         try:
@@ -285,7 +286,9 @@ class OwnerNode:
             self._feed(BaselineLost(str(problem)))
         else:
             self._feed(BaselineFilled(refill.version))
-            if not holds_version(self._state.tracker, refill.version):
+            if holds_version(self._state.tracker, refill.version):
+                self.delta.seal(refill.candidate)
+            else:
                 self.delta.lose_baseline()  # the weights changed under the copy
 
     def _teller(self, version: Version) -> Copied:

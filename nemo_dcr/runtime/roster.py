@@ -23,7 +23,7 @@ from typing import Any
 import zmq
 
 from nemo_dcr.codec.records import PathClass
-from nemo_dcr.errors import EndpointLost, UnsupportedLoaderPath
+from nemo_dcr.errors import EndpointLost, InvalidConfig, UnsupportedLoaderPath
 from nemo_dcr.ids import OwnerId, ReceiverId
 from nemo_dcr.receiver.paths import unite_tables
 from nemo_dcr.runtime.addresses import Address, read_addresses
@@ -109,13 +109,14 @@ class Roster:
     def _prewarm(self, entry: Address, owners: list[Address]) -> None:
         """On a thread of its own: the table of the owners, then the paths of one receiver."""
         context: zmq.Context[Any] = zmq.Context()
-        peers = [self._peer(address, context) for address in (entry, *owners)]
+        peers: list[Peer] = []
         try:
+            peers += [self._peer(address, context) for address in (entry, *owners)]
             tables = require(exchange({peer.name: (peer, TABLE, Nothing()) for peer in peers[1:]}, TABLE_S))
             rows = {row: None for table, _ in tables.values() for row in table.tensors}
             answer = call(peers[0], PREWARM, Prewarm(_sorted(rows)), self._prewarm_s)
             self._answers.put((entry, answer.reason if isinstance(answer, NoReply) else answer[0]))
-        except EndpointLost as problem:
+        except (EndpointLost, InvalidConfig) as problem:
             self._answers.put((entry, str(problem)))
         finally:
             for peer in peers:

@@ -38,6 +38,7 @@ from nemo_dcr.runtime.receiver_node import ReceiverNode
 from nemo_dcr.runtime.rpc import Method, Respond, Server
 from nemo_dcr.runtime.serve import OwnerService, ReceiverService
 from nemo_dcr.runtime.trace_file import FileTracer
+from nemo_dcr.source.baseline_files import BaselineFiles
 from nemo_dcr.testing.chaos_points import Arm, Strike, Striker, StrikingControl, StrikingTracer
 from nemo_dcr.testing.chaos_source import RULES, TENSORS, ChaosTrainer, Lineage, SystemPlan
 from nemo_dcr.testing.local_oracle import StoredBits, stored_bits
@@ -186,13 +187,20 @@ def owner_role(plan: SystemPlan, rank: int, strikes: tuple[Strike, ...] = ()) ->
     life = begin_life(plan, f"owner-{rank}", f"owner {rank}", strikes)
     trainer = ChaosTrainer(plan, owner)
     local = trainer.rank
-    delta = local.new_delta()
+    delta = local.new_delta(BaselineFiles(plan.directory / "baselines", owner) if plan.keeps_baselines else None)
+    tracker = TrackerTag()
     if trainer.is_first:
         delta.capture(Version(0))
+        delta.seal(NO_CANDIDATE)
+        tracker = TrackerTag(TrackerKind.AT, Version(0))
+    elif plan.keeps_baselines:
+        record = SqliteControl(plan.directory / "record.sqlite").history()[-1]
+        if delta.recover(record.version, record.candidate):
+            tracker = TrackerTag(TrackerKind.AT, record.version)
     node = OwnerNode(
         delta=delta,
         incarnation=life.incarnation,
-        tracker=TrackerTag(TrackerKind.AT, Version(0)) if trainer.is_first else TrackerTag(),
+        tracker=tracker,
         resident=None if local.frozen else local.committed,
         candidate=local.frozen,
         trainer=trainer,

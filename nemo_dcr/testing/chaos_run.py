@@ -94,6 +94,7 @@ def plan_of(seed: int, number: int, directory: Path, cases: Sequence[Case], plac
         instances=instances,
         gate=GateMode.ASYNC if wants_async or rng.random() < 0.4 else GateMode.SYNC,
         skew_s={name: rng.choice((0.0, 0.0, -0.7, 0.7)) for name in COORDINATORS},
+        keeps_baselines=rng.random() < 0.4,
         hosts={} if place is None else {name: chaos_world.host(place, each) for each, name in enumerate(names)},
     )
 

@@ -61,6 +61,8 @@ class SystemPlan:
     """How far the wall clock of a coordinator is off, by its name."""
     run: str | None = None
     """Name of the run in the payload store."""
+    keeps_baselines: bool = False
+    """Baselines lie in files, and outlive their processes."""
     hosts: dict[str, str] = field(default_factory=dict)
     """The address on which a process listens, by its name; empty: on loopback, where nothing can be cut."""
 

@@ -52,7 +52,7 @@ def test_a_standby_command_takes_over_and_the_zombie_ends_with_code_5(tmp_path: 
         directory=tmp_path / "system", seed=4, owners=2, instances={"e0": 1}, gate=GateMode.SYNC, run="here"
     )
     system = ChaosSystem(plan, fork_server(), random.Random(1), coordinators=())
-    started = [coordinator(plan, "coordinator-x"), coordinator(plan, "coordinator-y", "--standby")]
+    started = [coordinator(plan, "x"), coordinator(plan, "y", "--standby")]
 
     def serves() -> bool:
         system.tick()
