@@ -24,7 +24,6 @@ from typing import Annotated
 
 import typer
 
-from nemo_dcr.errors import InvalidConfig
 from nemo_dcr.testing import chaos_world
 from nemo_dcr.testing.chaos_plans import all_cases
 from nemo_dcr.testing.chaos_run import TRANSITIONS, Outcome, RunResult, numbered, run
@@ -48,9 +47,12 @@ def main(
     keep: Annotated[Path | None, typer.Option(help="Keep logs, traces and records here.")] = None,
     table: Annotated[Path | None, typer.Option(help="Write the table of points to this file.")] = None,
 ) -> None:
-    """Run chaos and print one summary line last."""
+    """Run chaos and print one summary line last.
+
+    Raises: typer.Exit with code 1 on a breach; typer.BadParameter.
+    """
     if only is not None and seed is None:
-        raise InvalidConfig("--only", "name the --seed of the run")
+        raise typer.BadParameter("--only needs the --seed of the run")
     chosen = [seed] if seed is not None else [int(each) for each in seeds.split(",") if each]
     chosen = chosen or [random.SystemRandom().randrange(1 << 31) for _ in range(4)]
     runs = [(chosen[0], only)] if only is not None else numbered(chosen, transitions)
