@@ -61,15 +61,16 @@ def main(
     typer.echo(f"chaos: seeds {','.join(map(str, chosen))}, {len(runs)} runs of {TRANSITIONS} transitions{left_out}")
     directory = keep or Path(tempfile.mkdtemp(prefix="nemo-dcr-chaos-"))
     begin = time.monotonic()
-    try:
-        results = _run_all(runs, directory, systems, keep is not None, validator, world)
-    finally:
-        if keep is None:
-            shutil.rmtree(directory, ignore_errors=True)
+    results = _run_all(runs, directory, systems, keep is not None, validator, world)
     if table is not None:
         table.write_text(_table(results, world), encoding="utf-8")
+    failed = any(result.breaches for result in results)
+    if failed:
+        typer.echo(f"chaos: what the runs with a breach left is in {directory}")
+    elif keep is None:
+        shutil.rmtree(directory, ignore_errors=True)
     typer.echo(summary(results, len(all_cases(world=world)), time.monotonic() - begin))
-    if any(result.breaches for result in results):
+    if failed:
         raise typer.Exit(EXIT_BREACH)
 
 

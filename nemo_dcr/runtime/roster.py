@@ -70,7 +70,10 @@ class Roster:
         self._known: dict[str, Address] = {}
         self._asked: dict[str, Address] = {}
         self._answers: queue.SimpleQueue[tuple[Address, Prewarmed | str]] = queue.SimpleQueue()
-        self._tried: dict[str, float] = {}
+        self._unanswered: dict[str, float] = {}
+        """Receivers whose prewarm got no answer, and since when."""
+        self._broken: dict[str, float] = {}
+        """Endpoints whose connection broke, and since when."""
         self._tables: dict[str, dict[str, PathClass]] = {}
         self._waiting: dict[str, tuple[Address, dict[str, PathClass]]] = {}
         self.left_out: dict[str, str] = {}
@@ -132,7 +135,7 @@ class Roster:
             return  # a later life was asked meanwhile
         if isinstance(answer, str):
             self._leave_out(name, f"no prewarm: {answer}")
-            self._tried[name] = self._monotonic()
+            self._unanswered[name] = self._monotonic()
             return
         if answer.problem:
             self._leave_out(name, f"it was not prewarmed: {answer.problem}; repair that engine and start it again")
@@ -171,18 +174,17 @@ class Roster:
     def _reconnect(self) -> None:
         """Broken connections and prewarms without an answer are tried again; a dead process stays broken."""
         now = self._monotonic()
-        for name in [name for name, since in self._tried.items() if now - since >= RECONNECT_S]:
-            del self._tried[name]
+        for name in [name for name, since in self._unanswered.items() if now - since >= RECONNECT_S]:
+            del self._unanswered[name]
             self._asked.pop(name, None)
-        for name in self._endpoints.broken():
-            entry = self._known.get(name)
-            if entry is None or now - self._tried.setdefault(f"+{name}", now) < RECONNECT_S:
-                continue
-            self._tried[f"+{name}"] = now
+        broken = self._endpoints.broken()
+        self._broken = {name: self._broken.get(name, now) for name in broken if name in self._known}
+        for name in [name for name, since in self._broken.items() if now - since >= RECONNECT_S]:
+            del self._broken[name]
             if name.startswith(OWNER):
-                self._endpoints.add_owner(OwnerId(int(name.removeprefix(OWNER))), entry)
+                self._endpoints.add_owner(OwnerId(int(name.removeprefix(OWNER))), self._known[name])
             else:
-                self._endpoints.add_receiver(ReceiverId(name), entry)
+                self._endpoints.add_receiver(ReceiverId(name), self._known[name])
 
 
 def _sorted(rows: dict[TensorRow, None]) -> tuple[TensorRow, ...]:

@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from nemo_dcr.config import GateMode
-from nemo_dcr.errors import NemoDcrError
+from nemo_dcr.errors import ControlPlaneUnavailable, NemoDcrError
 from nemo_dcr.ids import CandidateId, OwnerId
 from nemo_dcr.protocol.tags import Tag, TagKind, TrackerKind, TrackerTag
 from nemo_dcr.record import Record
@@ -326,7 +326,10 @@ class _Transition:
         return any(e.action == "BeginTransition" and e.post["frozen"] == self._candidate for e in events)
 
     def _is_dead(self) -> bool:
-        return self._system.control.read(self._candidate, clock=self._system.clock.tick()).candidate_dead
+        try:
+            return self._system.control.read(self._candidate, clock=self._system.clock.tick()).candidate_dead
+        except ControlPlaneUnavailable:
+            return False  # somebody was stopped while it wrote: asked again
 
 
 def numbered(seeds: Sequence[int], total: int) -> list[tuple[int, int]]:

@@ -90,6 +90,7 @@ class ChaosSystem:
             chaos_world.join(address)
         if plan.hosts:
             chaos_world.small_store(plan.payloads)
+        self._cut: set[str] = set()
         self._mends: list[tuple[float, Callable[[], None]]] = []
         self.control = SqliteControl(plan.directory / "record.sqlite", busy_timeout_s=5.0)
         self.clock = LamportClock()
@@ -149,7 +150,7 @@ class ChaosSystem:
             if process.child.exitcode is not None and process.back_at is None:
                 self.bury(process)
                 process.back_at = now + self._rng.uniform(0.0, 0.3)
-            if process.back_at is not None and now >= process.back_at:
+            if process.back_at is not None and now >= process.back_at and process.name not in self._cut:
                 process.back_at = None
                 strikes, process.next_strikes = process.next_strikes, ()
                 process.child = process.start(strikes)
@@ -202,7 +203,13 @@ class ChaosSystem:
         """Nobody reaches this process for so long."""
         address = self.plan.hosts[name]
         chaos_world.cut(address)
-        self._mends.append((time.monotonic() + hold_s, lambda: chaos_world.join(address)))
+        self._cut.add(name)
+
+        def mend() -> None:
+            chaos_world.join(address)
+            self._cut.discard(name)
+
+        self._mends.append((time.monotonic() + hold_s, mend))
 
     def fill(self, hold_s: float) -> None:
         """The file system of the payloads is full for so long."""
