@@ -4,7 +4,8 @@ Bits of all receivers and trackers equal a dense load of the committed version; 
 attempt that all its required receivers acknowledged in the incarnations that the record names; requests saw one
 committed version from beginning to end; no receiver wrote under an attempt that it had not installed, or had stopped.
 
-Paper: Section 6.3; Proposition 1   Spec: Invariants   Conditions: SC3, SC7
+Paper: Section 6.3; Proposition 1   Spec: CommitExact, CommitAcked, SingleCommit, BaselineBound, GateSafe, FenceMono
+Conditions: SC3, SC7
 """
 
 from __future__ import annotations

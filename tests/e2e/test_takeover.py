@@ -5,16 +5,17 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from nemo_dcr.config import GateMode
 from nemo_dcr.ids import CandidateId
 from nemo_dcr.record import Record
 from nemo_dcr.runtime.coordinator_node import Role
-from nemo_dcr.testing import chaos_checks
+from nemo_dcr.testing import chaos_checks, chaos_roles
 from nemo_dcr.testing.chaos_points import Edge, Kind, Strike
 from nemo_dcr.testing.chaos_roles import REPLACED, TRAIN, Train
 from nemo_dcr.testing.chaos_run import describe, settled
@@ -134,3 +135,29 @@ def test_a_zombie_coordinator_steps_down_and_ends_with_its_own_code(stage: Stage
     view = stage.system.coordinator()
     assert view is not None
     assert view.role is Role.ACTIVE
+
+
+def test_the_checks_of_a_live_system_see_other_bits_and_missing_acknowledgements(stage: Stage, tmp_path: Path) -> None:
+    _, record, _ = stage.transition()
+    stage.lineage.name(CandidateId("other"), record.candidate)
+    wrong = chaos_checks.wrong_bits(stage.system, stage.lineage, replace(record, candidate=CandidateId("other")))
+    assert {fault.split(":")[0] for fault in wrong} == {"e0/0", "owner 0", "owner 1"}
+    lost = chaos_checks.wrong_records(stage.system.control, tmp_path)
+    assert f"version {record.version} was committed without e0/0" in lost
+    count, served = chaos_checks.wrong_served(stage.system, stage.lineage)
+    assert (count > 0, served) == (True, [])
+    file = next(stage.system.plan.served.glob("e0-0-*.ndjson"))
+    seen = chaos_roles.read_served(file)[-1]
+    doctored = [
+        replace(seen, last="00"),
+        replace(seen, first="00", last="00"),
+        replace(seen, clock=0),
+    ]
+    with file.with_name("e0-0-1.ndjson").open("wb") as forged:
+        forged.writelines(msgspec.json.encode(each) + b"\n" for each in doctored)
+    _, served = chaos_checks.wrong_served(stage.system, stage.lineage)
+    assert [fault.split(" ", 2)[2] for fault in served] == [
+        "saw storage change",
+        "saw a mixture",
+        "saw a version before its commit",
+    ]
