@@ -50,7 +50,6 @@ ARM = Method("Arm", Arm, Done)
 DIGEST_OF_FIRST = b"version 0"
 REQUEST_S = 0.03
 PAUSE_S = 0.1
-TAKEOVER_S = 0.8
 REPLACED = 5
 """Exit code of a coordinator that was replaced."""
 
@@ -249,7 +248,7 @@ def coordinator_role(plan: SystemPlan, name: str, standby: bool, strikes: tuple[
         tracer=life.tracer(),
         clock=life.clock,
         standby=standby,
-        takeover_after_s=TAKEOVER_S,
+        takeover_after_s=plan.takeover_after_s,
         prewarm_s=20.0,
         listen=plan.listen(name),
         security=plan.security,

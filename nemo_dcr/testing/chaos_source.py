@@ -61,6 +61,10 @@ class SystemPlan:
     """How far the wall clock of a coordinator is off, by its name."""
     run: str | None = None
     """Name of the run in the payload store."""
+    lost_after_s: float = 0.4
+    """An endpoint that is silent for so long is lost."""
+    takeover_after_s: float = 0.8
+    """A standby takes over from a coordinator that is silent for so long."""
     keeps_baselines: bool = False
     """Baselines lie in files, and outlive their processes."""
     hosts: dict[str, str] = field(default_factory=dict)
@@ -73,7 +77,7 @@ class SystemPlan:
             gate=self.gate,
             heartbeat_s=0.1,
             call_timeout_s=0.4,
-            lost_after_s=0.4,
+            lost_after_s=self.lost_after_s,
             attempt_deadline_s=4.0,
             commit_deadline_s=1.0,
             clock_skew_s=0.2,

@@ -31,7 +31,7 @@ def command(plan: SystemPlan, *arguments: str) -> list[str]:
 def coordinator(plan: SystemPlan, name: str, *options: str) -> subprocess.Popen[str]:
     record, store = plan.directory / "record.sqlite", plan.payloads
     given = ["--control", f"sqlite:///{record}", "--transport", f"file://{store}", "--run", "here", "--owners", "2"]
-    times = ["--heartbeat-s", "0.1", "--lost-after-s", "0.6", "--takeover-after-s", "1.0"]
+    times = ["--heartbeat-s", "0.1", "--lost-after-s", "4", "--takeover-after-s", "3"]
     trace = ["--trace", str(plan.traces)]
     started = command(plan, "coordinator", *given, *times, *trace, "--name", name, *options)
     return subprocess.Popen(started, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -71,7 +71,15 @@ class Stage:
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     directory: Path = tmp_path_factory.mktemp("takeover") / "system"
     directory.mkdir()
-    plan = SystemPlan(directory=directory, seed=3, owners=2, instances={"e0": 1}, gate=GateMode.SYNC)
+    plan = SystemPlan(
+        directory=directory,
+        seed=3,
+        owners=2,
+        instances={"e0": 1},
+        gate=GateMode.SYNC,
+        lost_after_s=4.0,  # a busy machine is no fault here
+        takeover_after_s=3.0,
+    )
     system = ChaosSystem(plan, fork_server(), random.Random(1))
     try:
         stage = Stage(system, Lineage(plan))
@@ -124,7 +132,7 @@ def test_a_zombie_coordinator_steps_down_and_ends_with_its_own_code(stage: Stage
         bury(process)  # type: ignore[arg-type]
 
     stage.system.bury = note  # type: ignore[method-assign]
-    strike = Strike("record commit", Edge.BEFORE, Kind.STOP, hold_s=4.0)
+    strike = Strike("record commit", Edge.BEFORE, Kind.STOP, hold_s=6.0)
     zombie, record, modes = stage.transition(strike)
     assert modes[0] == "xor"
     assert stage.system.active() != zombie
