@@ -173,7 +173,7 @@ class CoordinatorNode:
                 return
             self._role = Role.ACTIVE
             publish_address(self._directory, Address(ACTIVE, mine.address, mine.incarnation, mine.pid, mine.key))
-            self._roster.refresh()
+            self._refresh()  # becoming the coordinator may begin an attempt at once, which carries the classes
             self._coordinator.become()
             while not self._replaced:
                 self._turn()
@@ -252,8 +252,7 @@ class CoordinatorNode:
         """One round, with whoever came or went before it."""
         if self.stopping.is_set():
             raise _Stopped
-        self._roster.refresh()
-        self._coordinator.classes = dict(self._roster.classes)
+        self._refresh()
         if self._aborts.is_set():
             self._aborts.clear()
             self._coordinator.feed(AbortRequested())
@@ -265,6 +264,11 @@ class CoordinatorNode:
                 self._coordinator.look()
         self._coordinator.round()
         self._beat = time.monotonic()
+
+    def _refresh(self) -> None:
+        """Whoever came or went, and what loaders do with each name."""
+        self._roster.refresh()
+        self._coordinator.classes = dict(self._roster.classes)
 
     def _sleep(self, seconds: float) -> None:
         """Wait, but not past a stop: nothing of a coordinator is durable, so it may end in the middle of anything."""

@@ -215,12 +215,13 @@ class _Transition:
         strikes: dict[str, tuple[Strike, ...]] = {}
         for name, each in drawn.strikes.items():
             strikes[self._process(name)] = strikes.get(self._process(name), ()) + each
+        earlier = len(system.struck)
         while not system.arm(strikes):
             system.tick()
         for name, each in drawn.next_life.items():
             system.processes[self._process(name)].next_strikes = each
         begin = progress = time.monotonic()
-        seen, lives = len(system.struck), self._lives()
+        seen, lives = earlier, self._lives()
         outside = sorted(drawn.outside)
         first_fault: float | None = None
         told: list[str] = []
@@ -259,7 +260,7 @@ class _Transition:
                 raise _Stuck(f"stuck in {drawn.case} after {SETTLE_S:g} s without a fault: {describe(system)}")
             time.sleep(0.03)
         end = time.monotonic()
-        struck = [each for each in system.struck if each.at >= begin]
+        struck = system.struck[earlier:]
         for each_struck in struck:
             first_fault = min(first_fault or each_struck.at, each_struck.at)
             told.append(
