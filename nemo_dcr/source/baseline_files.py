@@ -109,4 +109,4 @@ class BaselineFiles:
 
 def _sealed(words: Words) -> SealedTracker:
     data = np.ascontiguousarray(words)
-    return SealedTracker(words.dtype.str, len(words), blake2b(memoryview(data).cast("B"), digest_size=16).digest())
+    return SealedTracker(words.dtype.str, len(words), blake2b(data.data, digest_size=16).digest())
