@@ -11,12 +11,14 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+from click.testing import Result
+from typer.testing import CliRunner
 
 from nemo_dcr.cli import main
 from nemo_dcr.config import GateMode
+from nemo_dcr.errors import EndpointLost
 from nemo_dcr.testing.chaos_run import settled
 from nemo_dcr.testing.chaos_source import SystemPlan
 from nemo_dcr.testing.chaos_system import ChaosSystem, fork_server
@@ -63,22 +65,21 @@ def test_a_standby_command_takes_over_and_the_zombie_ends_with_code_5(tmp_path: 
         view = system.coordinator()
         return view is not None and view.name == "coordinator-y"
 
-    def shown() -> dict[str, Any]:
-        done = subprocess.run(command(plan, "status", "--json"), capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        found: dict[str, Any] = json.loads(done.stdout)
-        return found
+    def status(*options: str) -> Result:
+        return CliRunner().invoke(main.app, ["status", str(plan.addresses), *options])
 
     try:
         until(serves, "version 0 is not served")
         until(lambda: (plan.addresses / "coordinator-y.json").exists(), "the standby does not answer")
-        active = shown()["active"]
+        told = status("--json")
+        assert told.exit_code == 0, told.output
+        active = json.loads(told.stdout)["active"]
         assert (active["name"], active["record"]["version"]) == ("coordinator-x", 0)
         assert [row["receiver"] for row in active["receivers"]] == ["e0/0"]
         assert [row["owner"] for row in active["owners"]] == [0, 1]
         os.kill(started[0].pid, signal.SIGSTOP)
         until(taken_over, "nobody took over")
-        table = subprocess.run(command(plan, "status", "--timeout-s", "1"), capture_output=True, text=True)
+        table = status("--timeout-s", "1")
         assert "coordinator coordinator-y, epoch 2" in table.stdout
         assert "no answer: coordinator-x" in table.stdout
         os.kill(started[0].pid, signal.SIGCONT)
@@ -88,9 +89,9 @@ def test_a_standby_command_takes_over_and_the_zombie_ends_with_code_5(tmp_path: 
         started[1].terminate()
         started[1].communicate(timeout=LIMIT_S)
         assert started[1].returncode == 0
-        gone = subprocess.run(command(plan, "status", "--timeout-s", "1"), capture_output=True, text=True)
-        assert gone.returncode == main.EXIT_FAILED
-        assert "start one: nemo-dcr coordinator" in gone.stderr
+        gone = status("--timeout-s", "1")
+        assert isinstance(gone.exception, EndpointLost)
+        assert "start one: nemo-dcr coordinator" in str(gone.exception)
     finally:
         for each in started:
             each.kill()
