@@ -40,7 +40,7 @@ def main(
     seeds: Annotated[str, typer.Option(help="Seeds with commas between; empty: four new ones.")] = "",
     seed: Annotated[int | None, typer.Option(help="One seed.")] = None,
     only: Annotated[int | None, typer.Option(help="With --seed: this run of it alone.")] = None,
-    systems: Annotated[int, typer.Option(min=1, help="Systems at once.")] = 5,
+    systems: Annotated[int, typer.Option(min=1, help="Systems at once.")] = 7,
     validator: Annotated[
         str, typer.Option(help="Module that validates directories of traces; empty: none is validated.")
     ] = "",

@@ -95,10 +95,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     ("point", "edge", "modes"),
     [
         ("record prepare", Edge.BEFORE, ["xor"]),
-        ("record prepare", Edge.AFTER, ["xor", "overwrite"]),
         ("StartAttempt", Edge.AFTER, ["xor", "overwrite"]),
-        ("CompleteAttempt", Edge.AFTER, ["xor", "overwrite"]),
-        ("record commit", Edge.BEFORE, ["xor", "overwrite"]),
         ("record commit", Edge.AFTER, ["xor", "finish"]),
         ("RollForward", Edge.AFTER, ["xor", "finish"]),
     ],
