@@ -12,7 +12,7 @@ export OMP_NUM_THREADS ?= 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm demo test test-fast loaders loaders-all engines engines-all wan wan-all
+.PHONY: help setup setup-vllm demo chaos test test-fast loaders loaders-all engines engines-all wan wan-all
 .PHONY: spec spec-tests spec-deep proof model model-deep check format clean
 
 help: ## List the targets
@@ -29,6 +29,9 @@ $(STAMP): pyproject.toml requirements/constraints.txt requirements/checkpoint.tx
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c requirements/constraints.txt -e '.[dev]'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements/checkpoint.txt
 	@touch $@
+
+chaos: setup ## Kill and stop real processes at every point of the protocol, check every bit (N=10000 for all of it)
+	$(BIN)/python -m nemo_dcr.cli.chaos --validator model_tests.trace_export $(if $(N),--transitions $(N)) $(ARGS)
 
 setup-vllm: setup $(VLLM_STAMP) ## Add vLLM for the CPU to .venv (a minute or two, a gigabyte)
 

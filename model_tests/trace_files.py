@@ -168,7 +168,9 @@ class _Waits:
         ]
         if event.action in ("StartReceiver", "StartOwner") and event.clock < max(earlier, default=LAST):
             following = events[place + 1][0].clock if place + 1 < len(events) else LAST
-            return max(event.clock, min(following, self._mentioned[life]) - 1)
+            # A life that ended at once has nothing that follows; the next one still starts after it.
+            later = [self.clock(other, 0) + 1 for other in self._lives if other[0] == life[0] and other[1] > life[1]]
+            return max(event.clock, min(following, self._mentioned[life], *later) - 1)
         return event.clock
 
     def is_ready(self, life: tuple[str, int], places: Mapping[tuple[str, int], int]) -> bool:

@@ -1,8 +1,8 @@
 """The command line: `nemo-dcr demo`, `doctor`, `diff`, `apply`, `verify`, `inspect` for checkpoint files, `relay`,
-`record`.
+`record`, `coordinator` and `status`.
 
 Errors are one line that says what to do. Exit codes (docs/exit-codes.md): 0 all well, 1 a stored bit differs, 2 usage,
-3 an operator is needed, 4 a part of the run failed, 130 interrupted.
+3 an operator is needed, 4 a part of the run failed, 5 this coordinator was replaced, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from typing import Annotated
 import typer
 
 from nemo_dcr import __version__
-from nemo_dcr.cli import checkpoint, loader_check, record, relay
-from nemo_dcr.errors import InvalidConfig, NemoDcrError, OperatorNeeded
+from nemo_dcr.cli import checkpoint, coordinator, loader_check, record, relay, status
+from nemo_dcr.errors import Conflict, InvalidConfig, NemoDcrError, OperatorNeeded
 
-EXIT_MISMATCH, EXIT_USAGE, EXIT_OPERATOR, EXIT_FAILED = 1, 2, 3, 4
+EXIT_MISMATCH, EXIT_USAGE, EXIT_OPERATOR, EXIT_FAILED, EXIT_REPLACED = 1, 2, 3, 4, 5
 
 app = typer.Typer(
     add_completion=False,
@@ -134,6 +134,8 @@ checkpoint.register(app)
 loader_check.register(app)
 relay.register(app)
 record.register(app)
+coordinator.register(app)
+status.register(app)
 
 
 def main() -> None:
@@ -145,6 +147,8 @@ def main() -> None:
         _say(problem, EXIT_USAGE)
     except OperatorNeeded as problem:
         _say(problem, EXIT_OPERATOR)
+    except Conflict as problem:
+        _say(problem, EXIT_REPLACED)
     except NemoDcrError as problem:
         _say(problem, EXIT_FAILED)
 

@@ -32,6 +32,13 @@ def decide(state: CoordinatorState) -> CoordinatorStep:
         return _hold(state, f"owners {missing} do not answer; restart them or wait")
     if record is None:
         return _decide_bootstrap(state)
+    ahead = membership.ahead_of(record, owners)
+    if ahead:
+        return _hold(
+            state,
+            f"owners {ahead} hold a later version than {record.version}, the committed one: the record was rolled back "
+            f"or belongs to another run; restore the record, or restart those trainers from version {record.version}",
+        )
     if membership.needs_roll_forward(record, owners):
         return _roll_forward(state, record)
     candidates = membership.open_candidates(record, owners)

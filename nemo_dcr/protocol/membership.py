@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 
-from nemo_dcr.ids import CandidateId, Member, Version, instance_of
+from nemo_dcr.ids import CandidateId, Member, OwnerId, Version, instance_of
 from nemo_dcr.protocol import alignment
 from nemo_dcr.protocol.messages import OwnerReport, ReceiverReport
 from nemo_dcr.protocol.tags import TrackerKind, TrackerTag
@@ -60,6 +60,11 @@ def strays(record: Record | None, reports: Iterable[ReceiverReport]) -> tuple[Me
 def all_hold(owners: Iterable[OwnerReport], version: Version) -> bool:
     """Every baseline is exactly `version` (SC3)."""
     return all(owner.tracker == TrackerTag(TrackerKind.AT, version) for owner in owners)
+
+
+def ahead_of(record: Record, owners: Iterable[OwnerReport]) -> list[OwnerId]:
+    """Owners whose baseline is a later version than the record, which is read after they reported: not of this run."""
+    return sorted(owner.owner for owner in owners if owner.tracker.version > record.version)
 
 
 def is_first_attempt(candidate_attempts: int) -> bool:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from nemo_dcr.errors import EndpointLost
+from nemo_dcr.errors import EndpointLost, OperatorNeeded
 from nemo_dcr.ids import Incarnation
 
 
@@ -54,6 +54,20 @@ def publish_address(directory: Path, entry: Address) -> None:
     temporary = target.with_suffix(f".{entry.incarnation}.tmp")
     temporary.write_bytes(msgspec.json.encode(entry))
     os.replace(temporary, target)
+
+
+def read_addresses(directory: Path) -> tuple[Address, ...]:
+    """The present life of every process that ever answered here, sorted by name."""
+    files = directory.glob("*.json") if directory.is_dir() else ()
+    return tuple(sorted((read_address(file) for file in files), key=lambda entry: entry.name))
+
+
+def read_address(file: Path) -> Address:
+    """One address file. Raises: OperatorNeeded for a file that is none."""
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=Address)
+    except msgspec.DecodeError as problem:
+        raise OperatorNeeded(f"{file} is not an address file: {problem}", "name a directory of its own") from problem
 
 
 def wait_for_address(

@@ -62,7 +62,7 @@ from nemo_dcr.protocol.messages import (
     ReceiverReport,
     ReceiverStatus,
 )
-from nemo_dcr.protocol.transition_state import CoordinatorConfig
+from nemo_dcr.protocol.transition_state import CoordinatorConfig, CoordinatorState
 from nemo_dcr.record import CommitRequest, ControlPlane
 from nemo_dcr.runtime.endpoints import Endpoints
 from nemo_dcr.runtime.rpc import NoReply
@@ -138,6 +138,11 @@ class Coordinator:
         """Use this gate from the next prepare on."""
         config = self._state.config
         self._state = replace(self._state, config=replace(config, refit=replace(config.refit, gate=gate)))
+
+    @property
+    def state(self) -> CoordinatorState:
+        """The machine as it stands; a value, so any thread may read it."""
+        return self._state
 
     def owner_reports(self) -> tuple[OwnerReport, ...]:
         """Newest reports of the owners, for progress displays."""

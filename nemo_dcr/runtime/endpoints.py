@@ -50,7 +50,8 @@ class SocketEndpoints:
         """`security`: what this process proves itself with to endpoints whose address carries a key."""
         self._clock = clock
         self._security = security
-        self._context: zmq.Context[Any] = zmq.Context()
+        self.context: zmq.Context[Any] = zmq.Context()
+        """For further connections of the same thread."""
         self._receivers: dict[ReceiverId, tuple[Peer, Incarnation]] = {}
         self._owners: dict[OwnerId, Peer] = {}
 
@@ -75,7 +76,7 @@ class SocketEndpoints:
         self._owners[owner] = self._peer(f"owner-{owner}", address)
 
     def _peer(self, name: str, address: Address) -> Peer:
-        return Peer(name, address.address, self._clock, self._context, security=self._security, key=address.key)
+        return Peer(name, address.address, self._clock, self.context, security=self._security, key=address.key)
 
     def receivers(self) -> dict[ReceiverId, Incarnation]:
         """Known receivers and their announced incarnations."""
@@ -84,6 +85,11 @@ class SocketEndpoints:
     def owners(self) -> tuple[OwnerId, ...]:
         """Known owners, sorted."""
         return tuple(sorted(self._owners))
+
+    def broken(self) -> tuple[str, ...]:
+        """Names of the endpoints whose connection broke: receivers, and owners as `owner-N`."""
+        peers = [*(peer for peer, _ in self._receivers.values()), *self._owners.values()]
+        return tuple(peer.name for peer in peers if peer.disconnected)
 
     def ask(
         self, receivers: Mapping[ReceiverId, ReceiverCall], owners: Mapping[OwnerId, OwnerCall], timeout_s: float
@@ -132,7 +138,7 @@ class SocketEndpoints:
             owner.close()
         self._receivers.clear()
         self._owners.clear()
-        self._context.term()
+        self.context.term()
 
 
 def _reply(answer: tuple[Any, Bulk] | NoReply) -> Any:

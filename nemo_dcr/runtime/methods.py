@@ -27,9 +27,14 @@ class TensorRow:
 
 @dataclass(frozen=True, slots=True)
 class Prewarm:
-    """Discover loader paths for these canonical tensors on a shadow, and reserve the scratch."""
+    """Discover loader paths for these canonical tensors on a shadow, and reserve the scratch.
+
+    A process life remembers what it found for a tensor table, so that another coordinator may ask too.
+    """
 
     tensors: tuple[TensorRow, ...]
+    again: bool = False
+    """Discover anew, also what this life remembers."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,7 @@ from nemo_dcr.protocol.owner_state import (
     holds_version,
 )
 from nemo_dcr.protocol.tags import TrackerTag
+from nemo_dcr.record import AttemptMode
 from nemo_dcr.runtime.payload_stream import FormedPayload, PayloadStream
 from nemo_dcr.runtime.stepper import Stepper
 from nemo_dcr.runtime.timings import StageClock
@@ -186,6 +187,7 @@ class OwnerNode:
         self.timings.mark(attempt, "construct_began")
         publisher: Publisher | None = None
         try:
+            self._give_up_other_baseline(start)
             publisher = self._transport.publisher(attempt, self.delta.owner)
             with self._changed:
                 self._publisher = publisher
@@ -219,6 +221,18 @@ class OwnerNode:
                 if self._stream == attempt:  # the end may have let a later attempt in already
                     self._stream = None
                 self._finish_stop()
+
+    def _give_up_other_baseline(self, start: StartStream) -> None:
+        """A dense attempt over a baseline of another version, as after a start from an old checkpoint: it is of no use.
+
+        Lost, it follows the next commit; kept, it could not, and each attempt would fail (SC3).
+        """
+        tag = self.delta.tag
+        if start.mode is not AttemptMode.DENSE or tag is None or tag.version in (None, start.version):
+            return
+        self.delta.lose_baseline()
+        self._feed(BaselineLost(f"it is {tag} and the record is at {start.version}; the next attempt sends everything"))
+        raise AttemptStopped(start.attempt, "the baseline was given up")
 
     def _publish(self, publisher: Publisher, attempt: AttemptId, payload: FormedPayload) -> None:
         """One payload goes out: its line first, so that nobody takes in one that no line tells of."""
@@ -257,6 +271,7 @@ class OwnerNode:
         else:
             self.timings.mark(attempt, "baseline_updated")
             self._feed(BaselineFilled(copy.version))
+            self.delta.seal(candidate)
 
     def _refill(self, refill: RefillBaseline) -> None:
         try:
@@ -271,7 +286,9 @@ class OwnerNode:
             self._feed(BaselineLost(str(problem)))
         else:
             self._feed(BaselineFilled(refill.version))
-            if not holds_version(self._state.tracker, refill.version):
+            if holds_version(self._state.tracker, refill.version):
+                self.delta.seal(refill.candidate)
+            else:
                 self.delta.lose_baseline()  # the weights changed under the copy
 
     def _teller(self, version: Version) -> Copied:

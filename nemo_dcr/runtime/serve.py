@@ -134,6 +134,7 @@ class ReceiverService(_Service):
         super().__init__(node.member.receiver, clock, listen, security, intake=node.intake, decode=node.decode)
         node.run_apart()
         self._node = node
+        self._prewarmed: tuple[tuple[TensorRow, ...], Prewarmed] | None = None
         for method in RECEIVER_METHODS.values():
             self.server.register(method, node.call)
         self.server.register(PREWARM, self._prewarm)
@@ -161,12 +162,17 @@ class ReceiverService(_Service):
 
     def _prewarm(self, call: Prewarm, respond: Respond) -> None:
         def run() -> None:
+            known = self._prewarmed
+            if known is not None and known[0] == call.tensors and not call.again:
+                return respond(known[1])
+            self._prewarmed = None
             try:
                 classes, reasons = self._node.prewarm(metas(call.tensors))
             except NemoDcrError as problem:
-                respond(Prewarmed({}, {}, f"{type(problem).__name__}: {problem}"))
-            else:
-                respond(Prewarmed({name: path.value for name, path in classes.items()}, reasons))
+                return respond(Prewarmed({}, {}, f"{type(problem).__name__}: {problem}"))
+            found = Prewarmed({name: path.value for name, path in classes.items()}, reasons)
+            self._prewarmed = (call.tensors, found)
+            return respond(found)
 
         self._node.on_engine(run)
 

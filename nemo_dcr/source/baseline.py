@@ -4,7 +4,8 @@ A tracker is `committed(v)`, `updating(v)` while v is copied over it, or `lost`.
 of v, in place and tracker by tracker; an interrupted update is repeated and ends in the same bits, because it copies
 the whole frozen candidate. The same copy turns a lost tracker into the committed version, which is the only way to
 rebuild one: never from a candidate that is not committed.
-Not handled: durability (a crashed owner starts with lost trackers); whether a commit happened (the caller knows).
+Not handled: durability (a crashed owner starts with lost trackers, unless baseline_files kept them); whether a commit
+happened (the caller knows).
 
 Paper: Section 5 (task tracker, residual baseline); Figure B.3   Spec: UpdateBaseline, CopyItem, RebuildBaseline
 Proofs: baseline_follows_commit   Conditions: SC3
@@ -81,6 +82,10 @@ Copied = Callable[[str], object]
 copying thread, between two copies; what it raises ends the copy, which can be repeated."""
 
 
+Hold = Callable[[str, Words], Words]
+"""Makes the copy of a tracker's words that the baseline keeps."""
+
+
 def untold(name: str) -> None:
     """Nobody wants to know."""
 
@@ -91,6 +96,16 @@ class Baseline:
     def __init__(self, keys: Iterable[str]) -> None:
         self._tags: dict[str, BaselineTag] = dict.fromkeys(keys, LOST)
         self._words: dict[str, Words] = {}
+        self._hold: Hold = lambda key, words: np.array(words)
+
+    def keep_in(self, hold: Hold) -> None:
+        """From now on a tracker that is made lies where `hold` puts it."""
+        self._hold = hold
+
+    def adopt(self, key: str, words: Words, version: Version) -> None:
+        """Take words that lie where this baseline keeps them, and are proved to be `version`."""
+        self._words[key] = words
+        self._tags[key] = committed(version)
 
     def __iter__(self) -> Iterator[str]:
         """Keys in the order in which they were given."""
@@ -128,7 +143,7 @@ class Baseline:
     def capture(self, key: str, words: Words, version: Version) -> None:
         """Take a copy of `words`, which are version `version`, whatever the tracker held."""
         self._tags[key] = LOST
-        self._words[key] = np.array(words)
+        self._words[key] = self._hold(key, words)
         self._tags[key] = committed(version)
 
     def update(self, key: str, words: Words, version: Version) -> None:
@@ -141,7 +156,7 @@ class Baseline:
             return
         held = self._words.get(key)
         if held is None:
-            self._words[key] = np.array(words)
+            self._words[key] = self._hold(key, words)
         elif held.dtype != words.dtype or held.shape != words.shape:
             raise ConditionViolated("SC4", key, "the candidate has another width or length than the tracker")
         else:

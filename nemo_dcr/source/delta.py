@@ -27,7 +27,8 @@ from nemo_dcr.config import CodecConfig
 from nemo_dcr.errors import AttemptFailed, ConditionViolated, InternalError, UnsupportedMapping
 from nemo_dcr.ids import NO_ATTEMPT, NO_CANDIDATE, AttemptId, CandidateId, OwnerId, Version
 from nemo_dcr.record import AttemptMode
-from nemo_dcr.source.baseline import Baseline, BaselineState, BaselineTag, Copied, can_rebuild, unite_tags, untold
+from nemo_dcr.source.baseline import Baseline, BaselineState, BaselineTag, Copied, Hold, can_rebuild, unite_tags, untold
+from nemo_dcr.source.baseline_files import BaselineFiles
 from nemo_dcr.source.direct import AffineUnit, Emission
 from nemo_dcr.source.exchange import never
 from nemo_dcr.source.maps import BoxMap
@@ -72,8 +73,11 @@ class DeltaOwner:
         *,
         residual: ResidualConverter | None = None,
         config: CodecConfig | None = None,
+        files: BaselineFiles | None = None,
     ) -> None:
+        """`files`: where the baseline lies; in memory without them."""
         self.owner = owner
+        self._files = files
         self._config = CodecConfig() if config is None else config
         self._residual = residual
         by_tensor: dict[TensorMeta, list[AffineTask]] = defaultdict(list)
@@ -87,6 +91,9 @@ class DeltaOwner:
         _refuse_repeats([tensor.name for tensor in self._tensors])
         self._trackers = Baseline(task.key for task in self._tasks)
         self._baselines = (self._trackers, *(() if residual is None else (residual.trackers, residual.outputs)))
+        if files is not None:
+            for group, baseline in enumerate(self._baselines):
+                baseline.keep_in(_holder(files, group))
         self._captures = 0
         self._counts = Counts(self.source_elements, compared=False)
 
@@ -121,6 +128,7 @@ class DeltaOwner:
         `copied` is told each name of `tensor_table` once.
         Raises: ConditionViolated (SC4, SC6); EndpointLost or AttemptFailed when another rank failed.
         """
+        self._break_seal()
         for unit in self._units:
             for task in unit.tasks:
                 self._trackers.capture(task.key, task.words(), version)
@@ -148,8 +156,37 @@ class DeltaOwner:
 
     def lose_baseline(self) -> None:
         """Drop all trackers and residual baselines, as a crash does."""
+        self._break_seal()
         for baseline in self._baselines:
             baseline.lose()
+
+    def seal(self, candidate: CandidateId) -> None:
+        """The baseline is complete and is the committed `candidate`: it may outlive this process where it has files."""
+        tag = self.tag
+        if (
+            self._files is not None
+            and tag is not None
+            and tag.state is BaselineState.COMMITTED
+            and tag.version is not None
+        ):
+            words = {f"{group}/{key}": each.words(key) for group, each in enumerate(self._baselines) for key in each}
+            self._files.seal(tag.version, candidate, words)
+
+    def recover(self, version: Version, candidate: CandidateId) -> bool:
+        """Take the baseline over from its files if they are proved to be the committed `candidate`; True if so."""
+        keys = [(group, key) for group, baseline in enumerate(self._baselines) for key in baseline]
+        if self._files is None:
+            return False
+        found = self._files.recover(version, candidate, [f"{group}/{key}" for group, key in keys])
+        if found is None:
+            return False
+        for group, key in keys:
+            self._baselines[group].adopt(key, found[f"{group}/{key}"], version)
+        return True
+
+    def _break_seal(self) -> None:
+        if self._files is not None:
+            self._files.break_seal()
 
     def update_baseline(self, version: Version, copied: Copied = untold) -> None:
         """Copy the committed candidate over the baseline, in place and tracker by tracker. Repeatable.
@@ -158,6 +195,7 @@ class DeltaOwner:
         `tensor_table` once, also when an earlier call had copied that tensor already.
         Raises: ConditionViolated (SC3) when a tracker is neither lost nor at version - 1 nor at version.
         """
+        self._break_seal()
         for unit in self._units:
             for task in unit.tasks:
                 self._trackers.update(task.key, task.words(), version)
@@ -276,6 +314,10 @@ def _tally(counts: Counts, chunk: Chunk) -> Chunk:
         else:
             counts.overwrite_items += 1
     return chunk
+
+
+def _holder(files: BaselineFiles, group: int) -> Hold:
+    return lambda key, words: files.hold(f"{group}/{key}", words)
 
 
 def _refuse_repeats(names: Sequence[str]) -> None:

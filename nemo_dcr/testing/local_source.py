@@ -19,6 +19,7 @@ from nemo_dcr.canonical import TensorMeta
 from nemo_dcr.config import CodecConfig
 from nemo_dcr.errors import ConditionViolated
 from nemo_dcr.ids import NO_CANDIDATE, CandidateId, OwnerId
+from nemo_dcr.source.baseline_files import BaselineFiles
 from nemo_dcr.source.delta import DeltaOwner
 from nemo_dcr.source.exchange import LoneExchange
 from nemo_dcr.source.geometry import ShardRow, affine_row, input_row, make_plan, residual_row
@@ -184,8 +185,8 @@ class LocalRank:
         inputs = [input_row(self.owner, watched) for watched in self._inputs]
         return [*affine, *inputs, *(residual_row(self.owner, task) for task in self._residual)]
 
-    def new_delta(self) -> DeltaOwner:
-        """The rank's owned tasks with a lost baseline, as after a start of the process."""
+    def new_delta(self, files: BaselineFiles | None = None) -> DeltaOwner:
+        """The rank's owned tasks with a lost baseline, as after a start of the process; `files`: where it will lie."""
         plan, residual = self._source.plan, None
         if self._residual:
             residual = ResidualConverter(
@@ -195,9 +196,8 @@ class LocalRank:
                 self._residual,
                 chunk_target_bytes=self._source.codec.chunk_target_bytes,
             )
-        return DeltaOwner(
-            self.owner, plan.owned_affine(self.owner, self._tasks), residual=residual, config=self._source.codec
-        )
+        owned = plan.owned_affine(self.owner, self._tasks)
+        return DeltaOwner(self.owner, owned, residual=residual, config=self._source.codec, files=files)
 
     # As a FrozenTrainer.
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from nemo_dcr.config import GateMode, RefitConfig
-from nemo_dcr.ids import AttemptId, Epoch, Incarnation, OwnerId, ReceiverId
+from nemo_dcr.ids import NO_CANDIDATE, AttemptId, Epoch, Incarnation, OwnerId, ReceiverId, Version
 from nemo_dcr.protocol import attempt as attempts
 from nemo_dcr.protocol import coordinator_events as ce
 from nemo_dcr.protocol import endpoint_state as es
@@ -15,7 +15,7 @@ from nemo_dcr.protocol import membership, transition
 from nemo_dcr.protocol import owner as transition_owner
 from nemo_dcr.protocol.attempt import AttemptPhase
 from nemo_dcr.protocol.endpoint_report import report
-from nemo_dcr.protocol.tags import Tag, TagKind, TrackerKind
+from nemo_dcr.protocol.tags import Tag, TagKind, TrackerKind, TrackerTag
 from nemo_dcr.protocol.transition_state import CoordinatorConfig, Phase
 from nemo_dcr.record import AttemptMode, Refusal, Refused
 from nemo_dcr.trace import Action
@@ -227,6 +227,36 @@ def test_owner_that_has_not_frozen_is_waited_for():
     with pytest.raises(AssertionError, match="still busy"):
         cluster.run(limit=300)
     assert "owners [0] have not frozen candidate 'c1'" in ended(cluster, ce.Held)[0].reason
+
+
+@pytest.mark.parametrize("kind", [TrackerKind.AT, TrackerKind.UPDATING])
+def test_a_baseline_later_than_the_record_is_held_and_never_committed_over(kind):
+    """The record was rolled back, or it is another run's: that baseline could never follow a commit."""
+    cluster = ready(owners=2)
+    cluster.owners[O0].state = replace(cluster.owners[O0].state, tracker=TrackerTag(kind, Version(3)))
+    cluster.train(7)
+    with pytest.raises(AssertionError, match="still busy"):
+        cluster.run(limit=300)
+    assert "owners [0] hold a later version than 0" in ended(cluster, ce.Held)[0].reason
+    assert modes(cluster).count("xor") + modes(cluster).count("dense") == 0
+
+
+def test_a_baseline_earlier_than_the_record_is_made_anew_by_a_dense_attempt():
+    """A trainer from an old checkpoint: never a delta on its base, and its next baseline is the record's."""
+    cluster = ready(owners=2)
+    for size in (7, 5):
+        cluster.train(size)
+        finish(cluster)
+    assert cluster.record().version == 2
+    cluster.owners[O0].state = replace(
+        cluster.owners[O0].state, tracker=TrackerTag(TrackerKind.AT, Version(0)), resident=NO_CANDIDATE
+    )
+    before = len(modes(cluster))
+    cluster.train(3)
+    finish(cluster)
+    assert modes(cluster)[before:] == ["dense"]
+    assert cluster.record().version == 3
+    assert {str(each.state.tracker) for each in cluster.owners.values()} == {"at(3)"}
 
 
 # ------------------------------------------------------------------------------------------------------------- failover

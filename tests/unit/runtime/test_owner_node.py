@@ -387,6 +387,32 @@ def test_a_baseline_update_that_dies_between_two_tensors_can_be_repeated(residua
                 delta.update_baseline(Version(2))
 
 
+@pytest.mark.parametrize("residual", [False, True])
+def test_a_baseline_of_another_version_is_given_up_by_the_first_dense_attempt_and_made_anew_by_the_commit(
+    residual: bool,
+) -> None:
+    """A trainer from an old checkpoint: its base is never used, and does not fail attempts for ever."""
+    bench = Bench(residual=residual)
+    assert bench.train() == ""
+    for version in (4, 4):
+        attempt = 1 + bench.node.report.attempt
+        assert bench.prepare(attempt, AttemptMode.DENSE, version).accepted
+        bench.stream(attempt)
+        bench.drive()
+    lost = [line for line in bench.trace if line.action is Action.LOSE_BASELINE]
+    assert [line.args["reason"] for line in lost] == [
+        "it is committed(0) and the record is at 4; the next attempt sends everything"
+    ]
+    report = bench.node.report
+    assert (report.status, report.tracker, report.failure) == (StreamStatus.ENDED, TrackerTag(), "")
+    assert bench.ask(UpdateBaseline(OWNER, FIRST, Version(5))).accepted
+    bench.drive()
+    assert bench.node.report.tracker == TrackerTag(TrackerKind.AT, Version(5))
+    for tensor, box, words in bench.node.delta.tracker_words():
+        if tensor not in bench.source.scaled:
+            assert words.tolist() == box.take(bench.source.weights[FIRST][tensor.name]).tolist()
+
+
 def test_a_dead_candidate_is_replaced_by_the_baseline_it_started_from() -> None:
     bench = Bench()
     before = bench.source.weights[NO_CANDIDATE]

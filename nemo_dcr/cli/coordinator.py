@@ -1,0 +1,104 @@
+"""The command `coordinator`: run one coordinator of a deployment, active or standby.
+
+It finds owners and receivers by the address files of a directory, opens the commit record by its URL, and ends with
+code 5 when another coordinator took over. SIGTERM ends it with 0; nothing of a coordinator is lost with it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nemo_dcr.config import GateMode, RefitConfig
+from nemo_dcr.control import open_control
+from nemo_dcr.errors import InvalidConfig
+from nemo_dcr.ids import OwnerId
+from nemo_dcr.protocol.transition_state import CoordinatorConfig
+from nemo_dcr.runtime.addresses import new_incarnation
+from nemo_dcr.runtime.coordinator_node import ACTIVE, CoordinatorNode
+from nemo_dcr.runtime.rpc import LOOPBACK, PLAINTEXT
+from nemo_dcr.runtime.trace_file import FileTracer
+from nemo_dcr.trace import LamportClock, NullTracer
+from nemo_dcr.transport.relay.keys import read_security
+from nemo_dcr.transport.urls import open_transport
+
+commands = typer.Typer()
+
+
+@commands.command()
+def coordinator(
+    directory: Annotated[Path, typer.Argument(help="Where the processes of the run publish their addresses.")],
+    control: Annotated[str, typer.Option(help="URL of the commit record, such as sqlite:////DIRECTORY/record.sqlite.")],
+    transport: Annotated[str, typer.Option(help="URL of the payloads, such as file:///DIRECTORY or s3://BUCKET.")],
+    run: Annotated[str, typer.Option(help="Name of the run, the same in all its processes.")],
+    owners: Annotated[int, typer.Option(min=1, help="Trainer ranks; no attempt runs without all of them.")],
+    instances: Annotated[int, typer.Option(min=1, help="The first version waits for so many engine instances.")] = 1,
+    standby: Annotated[
+        bool, typer.Option("--standby", help="Wait, and take over when the active coordinator is gone.")
+    ] = False,
+    name: Annotated[
+        str, typer.Option(help="It is called coordinator-NAME; default: the host's name and the process id.")
+    ] = "",
+    takeover_after_s: Annotated[float, typer.Option(min=0.1, help="A standby waits so long for a silent one.")] = 5.0,
+    gate: Annotated[GateMode, typer.Option(help="When request gates close.")] = GateMode.SYNC,
+    attempt_deadline_s: Annotated[float, typer.Option(min=0.1, help="An attempt fails after so long.")] = 600.0,
+    max_attempts: Annotated[int, typer.Option(min=1, help="A candidate is given up after so many.")] = 5,
+    heartbeat_s: Annotated[float, typer.Option(min=0.01, help="How often endpoints are asked.")] = 0.2,
+    lost_after_s: Annotated[float, typer.Option(min=0.1, help="An endpoint is lost after so long a silence.")] = 2.5,
+    listen: Annotated[str, typer.Option(help="Where it answers `nemo-dcr status` and its standby.")] = LOOPBACK,
+    keys: Annotated[
+        Path | None, typer.Option(help="Key directory (nemo-dcr keys new); needed beyond loopback.")
+    ] = None,
+    trace: Annotated[Path | None, typer.Option(help="Write its trace into this directory.")] = None,
+) -> None:
+    """Coordinate refits until SIGTERM, or until another coordinator took over."""
+    if not directory.is_dir():
+        raise InvalidConfig("DIRECTORY", f"{directory} does not exist; name the run's directory of addresses")
+    name = f"{ACTIVE}-{name or f'{socket.gethostname()}-{os.getpid()}'}"
+    if "/" in name:
+        raise InvalidConfig("--name", f"{name!r} holds a slash, as the names of receivers do; take another, such as a")
+    clock, incarnation = LamportClock(), new_incarnation(directory, name)
+    tracer = FileTracer(trace / f"{name}-{incarnation}.ndjson", name, incarnation, clock) if trace else None
+    node = CoordinatorNode(
+        name=name,
+        incarnation=incarnation,
+        config=CoordinatorConfig(
+            refit=RefitConfig(
+                gate=gate,
+                attempt_deadline_s=attempt_deadline_s,
+                max_attempts=max_attempts,
+                heartbeat_s=heartbeat_s,
+                lost_after_s=lost_after_s,
+            ),
+            owners=tuple(OwnerId(rank) for rank in range(owners)),
+            bootstrap_instances=instances,
+        ),
+        directory=directory,
+        control=open_control(control, now=time.time),
+        transport=open_transport(transport, run=run),
+        tracer=tracer or NullTracer(),
+        clock=clock,
+        standby=standby,
+        takeover_after_s=takeover_after_s,
+        listen=listen,
+        security=read_security(keys) if keys is not None else PLAINTEXT,
+    )
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: node.stopping.set())
+    typer.echo(f"nemo-dcr coordinator: {name} answers on {node.server.address}, {'standby' if standby else 'active'}")
+    try:
+        node.run()
+    finally:
+        if tracer is not None:
+            tracer.close()
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+    app.registered_commands += commands.registered_commands

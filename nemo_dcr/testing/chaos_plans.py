@@ -1,0 +1,178 @@
+"""Which faults strike which transition of a chaos run, drawn from a seed.
+
+Every pair of a point and a kind is a case. A case is reached on its own, or behind a first fault that leads there: a
+restore needs a receiver that died, a takeover a coordinator that did. On top of its case a transition may be struck a
+second time, at another point or at any time from outside.
+Not handled: carrying it out (chaos_run).
+
+Paper: Section 6.3; Appendix B   Spec: Next
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from dataclasses import dataclass, field, replace
+
+from nemo_dcr.testing.chaos_points import Edge, Kind, Strike
+
+ACTIVE, STANDBY = "active", "standby"
+HOLDS_S = (0.2, 0.8, 2.0)
+"""How long a process is stopped: not noticed, counted as lost, and replaced where it is the coordinator."""
+
+RECEIVER_POINTS = (
+    "EndpointPrepare",
+    "Accept",
+    "SeeManifest",
+    "OpenApply",
+    "StartApply",
+    "ApplyItem",
+    "Flush",
+    "StopAndWait",
+    "OpenGate",
+    "CloseGate",
+    "AdmitRequest",
+    "FinishRequest",
+)
+RESTARTED_RECEIVER_POINTS = ("StartReceiver", "StartRestore", "FinishRestore")
+OWNER_POINTS = (
+    "BeginTransition",
+    "OwnerPrepare",
+    "EmitPayload",
+    "EndStream",
+    "UpdateBaseline",
+    "CopyItem",
+    "BaselineFilled",
+    "EndTransition",
+)
+COORDINATOR_POINTS = (
+    "StartAttempt",
+    "CompleteAttempt",
+    "SendCommit",
+    "ResolveCommit",
+    "RollForward",
+    "record read",
+    "record prepare",
+    "record commit",
+)
+TAKEOVER_POINTS = ("BecomeCoordinator", "record acquire")
+MANY = frozenset({"EmitPayload", "CopyItem", "Accept", "ApplyItem", "record read"})
+"""Points that a transition reaches several times."""
+ASYNC_ONLY = frozenset({"CloseGate"})
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One point and what happens there."""
+
+    role: str
+    point: str
+    edge: str
+    kind: str
+
+    def __str__(self) -> str:
+        return f"{self.role}: {self.edge} {self.point}, {self.kind}".replace(":  ", ": ")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Faults:
+    """Everything that strikes one transition. Processes are named, the coordinators by what they are just then."""
+
+    case: Case
+    strikes: dict[str, tuple[Strike, ...]] = field(default_factory=dict)
+    next_life: dict[str, tuple[Strike, ...]] = field(default_factory=dict)
+    """Armed in the life that follows a death."""
+    outside: tuple[tuple[float, str, Kind, float], ...] = ()
+    """After so many seconds, this process: kill it, or do this to it for so long."""
+    aborts: bool = False
+    """Only owner 0 freezes the candidate, then an abort is asked for."""
+    train_after_s: float = 0.0
+    """The trainer steps only then."""
+    double: bool = False
+
+
+def all_cases(*, world: bool = False) -> list[Case]:
+    """Every pair that `faults` can lead to; with a `world` of its own also cuts and full disks."""
+    kinds = (Kind.KILL, Kind.STOP)
+    roles = {
+        "receiver": (*RECEIVER_POINTS, *RESTARTED_RECEIVER_POINTS),
+        "owner": (*OWNER_POINTS, "StopOwner", "StartOwner", "RebuildBaseline", "DropCandidate"),
+        "coordinator": (*COORDINATOR_POINTS, *TAKEOVER_POINTS, "FailAttempt", "StepDown", "record kill"),
+    }
+    cases = [
+        Case(role, point, edge.value, kind.value)
+        for role, points in roles.items()
+        for point, edge, kind in itertools.product(points, Edge, kinds)
+    ]
+    calls = [point for point in roles["coordinator"] if point.startswith("record ")]
+    cases += [Case("coordinator", point, edge.value, Kind.LOST.value) for point in calls for edge in Edge]
+    cases += [Case(role, "any time", "at", kind.value) for role in roles for kind in kinds]
+    if world:
+        cases += [Case(role, "any time", "at", Kind.CUT.value) for role in roles]
+        cases += [Case("owner", "any time", "at", Kind.FULL.value)]
+    return cases
+
+
+def faults(case: Case, rng: random.Random, receivers: list[str], owners: list[str]) -> Faults:
+    """What has to happen for a case, on drawn victims."""
+    receiver, owner = rng.choice(receivers), rng.choice(owners)
+    victim = {"receiver": receiver, "owner": owner, "coordinator": ACTIVE}[case.role]
+    if case.edge == "at":
+        where = victim if victim != ACTIVE else rng.choice((ACTIVE, STANDBY))
+        kind, hold = Kind(case.kind), rng.choice(HOLDS_S if case.kind != Kind.CUT else HOLDS_S[1:])
+        return _second(Faults(case=case, outside=((rng.uniform(0.0, 1.2), where, kind, hold),)), rng, receivers, owners)
+    strike = Strike(
+        case.point,
+        Edge(case.edge),
+        Kind(case.kind),
+        nth=rng.randint(1, 3) if case.point in MANY else 1,
+        hold_s=rng.choice(HOLDS_S),
+    )
+    plain = Faults(case=case, strikes={victim: (strike,)})
+    match case.point:
+        case point if point in RESTARTED_RECEIVER_POINTS:
+            first = Strike(rng.choice(("EndpointPrepare", "ApplyItem", "Flush", "OpenGate")), Edge.AFTER, Kind.KILL)
+            return Faults(case=case, strikes={victim: (first,)}, next_life={victim: (strike,)})
+        case "StartOwner":
+            first = Strike(rng.choice(("BeginTransition", "OwnerPrepare", "EndStream")), Edge.AFTER, Kind.KILL)
+            return Faults(case=case, strikes={victim: (first,)}, next_life={victim: (strike,)})
+        case "RebuildBaseline":
+            first = Strike("EndTransition", Edge.AFTER, Kind.KILL)
+            return Faults(case=case, strikes={victim: (first,)}, next_life={victim: (strike,)})
+        case "StopOwner" | "FailAttempt":
+            first = _death("EndpointPrepare")
+            return Faults(case=case, strikes={victim: (strike,), receiver: (first,)}, double=True)
+        case "AdmitRequest" | "FinishRequest":
+            return replace(plain, train_after_s=0.4)
+        case point if point in TAKEOVER_POINTS:
+            first = _death(rng.choice(("StartAttempt", "CompleteAttempt", "SendCommit", "RollForward")))
+            return Faults(case=case, strikes={ACTIVE: (first,), STANDBY: (strike,)}, double=True)
+        case "StepDown":
+            first = Strike(rng.choice(COORDINATOR_POINTS[:5]), Edge(rng.choice(list(Edge))), Kind.STOP, hold_s=2.0)
+            return Faults(case=case, strikes={ACTIVE: (first, strike)}, double=True)
+        case "DropCandidate":
+            return replace(plain, strikes={owners[0]: (strike,)}, aborts=True)
+        case "record kill":
+            return replace(plain, aborts=True)
+        case _:
+            return _second(plain, rng, receivers, owners)
+
+
+def _death(point: str) -> Strike:
+    return Strike(point, Edge.AFTER, Kind.KILL)
+
+
+def _second(plain: Faults, rng: random.Random, receivers: list[str], owners: list[str]) -> Faults:
+    """Sometimes strike somebody else too."""
+    drawn = rng.random()
+    if drawn < 0.65:
+        return plain
+    others = [name for name in (*receivers, *owners, ACTIVE) if name not in plain.strikes]
+    other = rng.choice(others)
+    kind, hold = rng.choice((Kind.KILL, Kind.STOP)), rng.choice(HOLDS_S)
+    if drawn < 0.8:
+        return replace(plain, outside=(*plain.outside, (rng.uniform(0.0, 1.5), other, kind, hold)), double=True)
+    points = RECEIVER_POINTS[:8] if "/" in other else OWNER_POINTS if other in owners else COORDINATOR_POINTS
+    point = rng.choice(points)
+    second = Strike(point, Edge(rng.choice(list(Edge))), kind, nth=1, hold_s=hold)
+    return replace(plain, strikes={**plain.strikes, other: (second,)}, double=True)

@@ -1,0 +1,341 @@
+"""One chaos run: a system, a few transitions, faults in each, and every check after each of them.
+
+A run is named by its seed and its number, which together draw everything but the timing. A transition has settled when
+every process runs, every receiver serves the committed version and every baseline holds it. It must settle within a
+limit after the last fault; a candidate that was given up is replaced by another one.
+
+Paper: Section 6.3; Appendix B   Spec: TransitionEnds, AllServe
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from multiprocessing.context import ForkServerContext
+from pathlib import Path
+
+import msgspec
+
+from nemo_dcr.config import GateMode
+from nemo_dcr.errors import ControlPlaneUnavailable, NemoDcrError
+from nemo_dcr.ids import CandidateId, OwnerId
+from nemo_dcr.protocol.tags import Tag, TagKind, TrackerKind, TrackerTag
+from nemo_dcr.record import Record
+from nemo_dcr.runtime.trace_file import read_log
+from nemo_dcr.testing import chaos_checks, chaos_world
+from nemo_dcr.testing.chaos_plans import ACTIVE, ASYNC_ONLY, STANDBY, Case, Faults, all_cases, faults
+from nemo_dcr.testing.chaos_points import Kind, Strike
+from nemo_dcr.testing.chaos_roles import TRAIN, Train
+from nemo_dcr.testing.chaos_source import Lineage, SystemPlan, write_whole
+from nemo_dcr.testing.chaos_system import COORDINATORS, ChaosSystem, SystemState
+
+SETTLE_S = 60.0
+"""A system that did not settle so long after its last fault is stuck."""
+TRANSITIONS = 4
+"""Of one run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """One transition."""
+
+    case: Case
+    struck: tuple[str, ...]
+    """What took place, in words; empty when no point was reached."""
+    reached: bool
+    """The case itself took place."""
+    committed: bool
+    """Under its first candidate; otherwise that one was given up and another was committed."""
+    attempts: int
+    seconds: float
+    recovered_s: float | None
+    """From the first fault to settled; None without a fault."""
+    double: bool
+
+
+@dataclass
+class RunResult:
+    """One run."""
+
+    seed: int
+    number: int
+    directory: Path
+    outcomes: list[Outcome] = field(default_factory=list)
+    requests: int = 0
+    validated: bool = False
+    breaches: list[str] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """How to run it again."""
+        return f"--seed {self.seed} --only {self.number}"
+
+
+def cases_of(seed: int, number: int, *, world: bool = False) -> list[Case]:
+    """The cases of a run: runs of one seed go through a shuffled list of all, again and again."""
+    cases = all_cases(world=world)
+    random.Random(f"cases {seed}").shuffle(cases)
+    first = number * TRANSITIONS
+    chosen = [cases[(first + each) % len(cases)] for each in range(TRANSITIONS)]
+    # A system that just began proved what it holds: its first transition has no earlier attempt to stop.
+    return sorted(chosen, key=lambda case: case.point == "StopAndWait")
+
+
+def plan_of(seed: int, number: int, directory: Path, cases: Sequence[Case], place: int | None = None) -> SystemPlan:
+    """Sizes, gate and clocks of a run; `place` numbers the systems of a world of its own."""
+    rng = random.Random(f"plan {seed} {number}")
+    instances = rng.choice(({"e0": 1, "e1": 1}, {"e0": 1, "e1": 2}))
+    names = ["owner-0", "owner-1", *COORDINATORS, *(f"{i}/{rank}" for i, n in instances.items() for rank in range(n))]
+    wants_async = any(case.point in ASYNC_ONLY for case in cases)
+    return SystemPlan(
+        directory=directory,
+        seed=rng.randrange(1 << 30),
+        owners=2,
+        instances=instances,
+        gate=GateMode.ASYNC if wants_async or rng.random() < 0.4 else GateMode.SYNC,
+        skew_s={name: rng.choice((0.0, 0.0, -0.7, 0.7)) for name in COORDINATORS},
+        keeps_baselines=rng.random() < 0.4 and all(case.point != "RebuildBaseline" for case in cases),
+        hosts={} if place is None else {name: chaos_world.host(place, each) for each, name in enumerate(names)},
+    )
+
+
+def run(seed: int, number: int, directory: Path, context: ForkServerContext, place: int | None = None) -> RunResult:
+    """Carry out one run; `directory` must not exist. Breaches are told, not raised.
+
+    `place` numbers the run among all of a world of its own; None: there is none, so nothing is cut or full.
+    """
+    result = RunResult(seed, number, directory)
+    cases = cases_of(seed, number, world=place is not None)
+    plan = plan_of(seed, number, directory, cases, place)
+    directory.mkdir(parents=True)
+    rng = random.Random(f"run {seed} {number}")
+    system = ChaosSystem(plan, context, rng)
+    try:
+        lineage = Lineage(plan)
+        _bootstrap(system)
+        for transition, case in enumerate(cases):
+            receivers, owners = [str(r) for r in chaos_checks.receivers_of(plan)], [f"owner-{o}" for o in range(2)]
+            drawn = faults(case, rng, receivers, owners)
+            result.outcomes.append(_Transition(system, lineage, transition, drawn).run())
+            record = system.control.history()[-1]
+            result.breaches += chaos_checks.wrong_bits(system, lineage, record)
+            result.breaches += chaos_checks.wrong_records(system.control, plan.traces)
+            if result.breaches:
+                break
+        result.requests, wrong = chaos_checks.wrong_served(system, lineage)
+        result.breaches += wrong
+    except _Stuck as problem:
+        result.breaches.append(str(problem))
+    except NemoDcrError as problem:
+        result.breaches.append(f"{type(problem).__name__}: {problem}")
+    finally:
+        system.close()
+    write_whole(directory / "outcomes.json", msgspec.json.format(msgspec.json.encode(result.outcomes)))
+    result.breaches += system.faults
+    result.breaches += chaos_checks.wrong_traces(plan.traces)
+    return result
+
+
+class _Stuck(Exception):
+    """No progress."""
+
+
+def _bootstrap(system: ChaosSystem) -> None:
+    """Wait until version 0 is served everywhere."""
+    deadline = time.monotonic() + SETTLE_S
+    while time.monotonic() < deadline:
+        system.tick()
+        if settled(system, system.state()):
+            return
+        time.sleep(0.05)
+    raise _Stuck(f"version 0 was not served after {SETTLE_S:g} s: {describe(system)}")
+
+
+def settled(system: ChaosSystem, state: SystemState, candidate: CandidateId | None = None) -> Record | None:
+    """The record that everybody serves and holds, if there is one."""
+    history = system.control.history()
+    if not history or not system.whole or (candidate is not None and history[-1].candidate != candidate):
+        return None
+    version = history[-1].version
+    serve = all(
+        r is not None and r.gate_open and r.tag == Tag(TagKind.CLEAN, version) for r in state.receivers.values()
+    )
+    hold = all(
+        o is not None and o.candidate == "" and o.tracker == TrackerTag(TrackerKind.AT, version)
+        for o in state.owners.values()
+    )
+    return history[-1] if serve and hold and system.has_one_active() else None
+
+
+def describe(system: ChaosSystem) -> str:
+    """Where everything stands, in one line."""
+    state, view = system.state(), system.coordinator()
+    receivers = [
+        f"{name} silent" if r is None else f"{name} {r.tag} attempt {r.attempt} {'open' if r.gate_open else 'closed'}"
+        for name, r in state.receivers.items()
+    ]
+    owners = [
+        f"owner {name} silent" if o is None else f"owner {name} {o.tracker} {o.candidate or '-'} {o.status}"
+        for name, o in state.owners.items()
+    ]
+    coordinator = "silent" if view is None else f"{view.name} {view.role} {view.phase} {view.held} {view.last_failure}"
+    dead = [name for name, process in system.processes.items() if process.child.exitcode is not None]
+    return "; ".join([*receivers, *owners, f"coordinator {coordinator}", f"dead {dead}"])
+
+
+class _Transition:
+    """One candidate from its first step to everybody serving it, under faults."""
+
+    def __init__(self, system: ChaosSystem, lineage: Lineage, number: int, drawn: Faults) -> None:
+        self._system = system
+        self._lineage = lineage
+        self._number = number
+        self._drawn = drawn
+        self._names = 0
+        self._aborts = drawn.aborts
+        self._candidate = self._name()
+
+    def _name(self) -> CandidateId:
+        """A candidate that nobody had yet, out of the committed one."""
+        self._names += 1
+        candidate = CandidateId(f"c{self._number + 1}.{self._names}")
+        self._lineage.name(candidate, self._system.control.history()[-1].candidate)
+        self._lineage.derive(candidate)
+        return candidate
+
+    def _process(self, name: str) -> str:
+        active = self._system.active()
+        if name == ACTIVE:
+            return active
+        return next(each for each in COORDINATORS if each != active) if name == STANDBY else name
+
+    def run(self) -> Outcome:
+        """Let it happen. Raises: _Stuck."""
+        system, drawn = self._system, self._drawn
+        strikes: dict[str, tuple[Strike, ...]] = {}
+        for name, each in drawn.strikes.items():
+            strikes[self._process(name)] = strikes.get(self._process(name), ()) + each
+        earlier = len(system.struck)
+        while not system.arm(strikes):
+            system.tick()
+        for name, each in drawn.next_life.items():
+            system.processes[self._process(name)].next_strikes = each
+        begin = progress = time.monotonic()
+        seen, lives = earlier, self._lives()
+        outside = sorted(drawn.outside)
+        first_fault: float | None = None
+        told: list[str] = []
+        disarmed = False
+        while True:
+            now = time.monotonic()
+            system.tick()
+            while outside and now - begin >= outside[0][0]:
+                _, name, kind, hold = outside.pop(0)
+                process = self._process(name)
+                first_fault = first_fault or now
+                progress = now
+                told.append(f"{kind} of {process} from outside")
+                match kind:
+                    case Kind.KILL:
+                        system.kill(process)
+                    case Kind.CUT:
+                        system.cut(process, hold)
+                    case Kind.FULL:
+                        system.fill(hold)
+                    case _:
+                        system.stop(process, hold)
+            if (len(system.struck), self._lives(), system.whole) != (seen, lives, True):
+                seen, lives, progress = len(system.struck), self._lives(), now
+            state = system.state()
+            if now - begin >= drawn.train_after_s:
+                self._train(state)
+            if settled(system, state, self._candidate) and not outside:
+                if disarmed:
+                    break
+                disarmed = system.arm({})
+                for each_process in system.processes.values():
+                    each_process.next_strikes = ()
+                continue
+            if now - progress > SETTLE_S:
+                raise _Stuck(f"stuck in {drawn.case} after {SETTLE_S:g} s without a fault: {describe(system)}")
+            time.sleep(0.03)
+        end = time.monotonic()
+        struck = system.struck[earlier:]
+        for each_struck in struck:
+            first_fault = min(first_fault or each_struck.at, each_struck.at)
+            told.append(
+                f"{each_struck.strike.kind} of {each_struck.name} {each_struck.strike.edge} {each_struck.strike.point}"
+            )
+        case = drawn.case
+        hits = [
+            each
+            for each in struck
+            if (each.strike.point, each.strike.edge, each.strike.kind) == (case.point, case.edge, case.kind)
+        ]
+        return Outcome(
+            case=case,
+            struck=tuple(told),
+            reached=bool(hits) or case.edge == "at",
+            committed=self._names == 1,
+            attempts=self._attempts(),
+            seconds=end - begin,
+            recovered_s=None if first_fault is None else end - first_fault,
+            double=drawn.double or len(told) > 1,
+        )
+
+    def _lives(self) -> int:
+        return sum(process.lives for process in self._system.processes.values())
+
+    def _attempts(self) -> int:
+        """Attempts of all its candidates."""
+        journal = self._system.control.journal()
+        names = {f"c{self._number + 1}.{each + 1}" for each in range(self._names)}
+        return sum(
+            entry.action.value == "Prepare"
+            and entry.args["candidate"] in names
+            and entry.args["mode"] in ("xor", "overwrite", "dense")
+            for entry in journal
+        )
+
+    def _train(self, state: SystemState) -> None:
+        """Every rank of the trainer takes the candidate, also after it came back without it.
+
+        A candidate that was given up meanwhile is taken and dropped by every rank, before another one is made.
+        """
+        system, reports = self._system, state.owners
+        if system.control.history()[-1].candidate == self._candidate:
+            return
+        dead = any(each is not None and not each.candidate for each in reports.values()) and self._is_dead()
+        if dead:
+            self._aborts = False
+        missing = [o for o, each in sorted(reports.items()) if each is None or not each.candidate]
+        if dead:
+            missing = [owner for owner in missing if not self._has_begun(owner)]
+            if not missing and all(each is not None and not each.candidate for each in reports.values()):
+                self._candidate = self._name()
+                return
+        for owner in missing[:1] if self._aborts else missing:
+            if reports[owner] is not None:
+                system.ask(f"owner-{owner}", TRAIN, Train(self._candidate))
+        if self._aborts and len(missing) < len(reports):
+            system.abort()
+
+    def _has_begun(self, owner: OwnerId) -> bool:
+        """The owner froze this candidate at some time, as its traces tell."""
+        paths = self._system.plan.traces.glob(f"owner-{owner}-*.ndjson")
+        events = (event for path in paths for event in read_log(path).events)
+        return any(e.action == "BeginTransition" and e.post["frozen"] == self._candidate for e in events)
+
+    def _is_dead(self) -> bool:
+        try:
+            return self._system.control.read(self._candidate, clock=self._system.clock.tick()).candidate_dead
+        except ControlPlaneUnavailable:
+            return False  # somebody was stopped while it wrote: asked again
+
+
+def numbered(seeds: Sequence[int], total: int) -> list[tuple[int, int]]:
+    """Seeds and numbers of the runs of so many transitions, seeds in turn."""
+    runs = -(-total // TRANSITIONS)
+    return [(seeds[each % len(seeds)], each // len(seeds)) for each in range(runs)]

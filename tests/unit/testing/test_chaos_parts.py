@@ -1,0 +1,125 @@
+"""The parts of chaos that decide whether a run was good: points, plans and checks, each with one that fails it."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from pathlib import Path
+
+import pytest
+
+from nemo_dcr.control import MemoryControl
+from nemo_dcr.errors import ControlPlaneUnavailable
+from nemo_dcr.ids import AttemptId, Incarnation
+from nemo_dcr.testing.chaos_checks import fence_faults
+from nemo_dcr.testing.chaos_plans import ACTIVE, all_cases, faults
+from nemo_dcr.testing.chaos_points import Edge, Kind, Strike, Striker, StrikingControl, StrikingTracer, read_struck
+from nemo_dcr.testing.chaos_run import TRANSITIONS, cases_of, numbered
+from nemo_dcr.trace import Action, Emit, Event
+
+
+class Lines:
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    def emit(self, emitted: Emit) -> None:
+        self.seen.append(emitted.action.value)
+
+
+def reach(tmp_path: Path, strike: Strike, *actions: Action) -> tuple[int, list[str]]:
+    """A child that emits these actions under a strike: how it ended, and the lines that it wrote before."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+
+        class Told(Lines):
+            def emit(self, emitted: Emit) -> None:
+                os.write(write, f"{emitted.action.value} ".encode())
+
+        tracer = StrikingTracer(Told(), Striker("victim", tmp_path / "strikes", (strike,)))
+        for action in actions:
+            tracer.emit(Emit(action))
+        os._exit(0)
+    os.close(write)
+    _, status = os.waitpid(pid, os.WUNTRACED)
+    if os.WIFSTOPPED(status):
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    with os.fdopen(read) as lines:
+        return status, lines.read().split()
+
+
+def test_a_process_is_killed_before_its_line_or_after_it_and_says_so_first(tmp_path: Path) -> None:
+    both = (Action.ACCEPT, Action.FLUSH)
+    status, lines = reach(tmp_path, Strike("Flush", Edge.BEFORE, Kind.KILL), *both)
+    assert (os.WTERMSIG(status), lines) == (signal.SIGKILL, ["Accept"])
+    status, lines = reach(tmp_path, Strike("Accept", Edge.AFTER, Kind.KILL), *both)
+    assert (os.WTERMSIG(status), lines) == (signal.SIGKILL, ["Accept"])
+    assert [each.strike.point for each in read_struck(tmp_path / "strikes")] == ["Flush", "Accept"]
+
+
+def test_a_process_is_stopped_at_the_nth_time_only(tmp_path: Path) -> None:
+    strike = Strike("Accept", Edge.AFTER, Kind.STOP, nth=2, hold_s=1.0)
+    status, lines = reach(tmp_path, strike, Action.ACCEPT, Action.ACCEPT, Action.ACCEPT)
+    assert os.WIFSTOPPED(status)
+    assert lines == ["Accept", "Accept"]
+    status, lines = reach(tmp_path, strike, Action.ACCEPT, Action.FLUSH)
+    assert (status, lines) == (0, ["Accept", "Flush"])
+
+
+@pytest.mark.parametrize(("edge", "epoch"), [(Edge.BEFORE, 0), (Edge.AFTER, 1)])
+def test_a_lost_request_changes_nothing_and_a_lost_reply_hides_a_change(tmp_path: Path, edge: Edge, epoch: int) -> None:
+    inner = MemoryControl()
+    striker = Striker("c", tmp_path / "strikes", (Strike("record acquire", edge, Kind.LOST),))
+    control = StrikingControl(inner, striker)
+    with pytest.raises(ControlPlaneUnavailable):
+        control.acquire_epoch()
+    assert inner.read().epoch == epoch
+    assert control.acquire_epoch().epoch == epoch + 1
+
+
+def test_every_point_is_a_trace_action_or_a_call_to_the_record() -> None:
+    actions = {action.value for action in Action} | {"any time"}
+    calls = {"record read", "record prepare", "record commit", "record acquire", "record kill"}
+    assert {case.point for case in all_cases()} - actions == calls
+
+
+def test_runs_of_one_seed_take_every_case_once_before_any_comes_again() -> None:
+    cases = all_cases()
+    drawn = [case for number in range(len(cases) // TRANSITIONS) for case in cases_of(3, number)]
+    assert len(set(drawn)) == len(drawn) == len(cases) - len(cases) % TRANSITIONS
+    assert cases_of(3, 1) == cases_of(3, 1)
+    assert cases_of(3, 1) != cases_of(4, 1)
+    assert numbered([7, 8], 5 * TRANSITIONS) == [(7, 0), (8, 0), (7, 1), (8, 1), (7, 2)]
+
+
+def test_every_case_strikes_its_point_in_its_own_role() -> None:
+    for case in all_cases():
+        drawn = faults(case, random.Random(1), ["e0/0", "e1/0"], ["owner-0", "owner-1"])
+        if case.edge == "at":
+            assert drawn.outside[0][2] == case.kind
+            continue
+        hits = [
+            (name, strike)
+            for table in (drawn.strikes, drawn.next_life)
+            for name, strikes in table.items()
+            for strike in strikes
+            if (strike.point, strike.edge, strike.kind) == (case.point, case.edge, case.kind)
+        ]
+        assert hits, case
+        wanted = {"receiver": "e", "owner": "owner-", "coordinator": ("active", "standby")}[case.role]
+        assert any(name.startswith(wanted) for name, _ in hits), case
+        assert case.role == "coordinator" or ACTIVE not in {name for name, _ in hits}
+
+
+def line(seq: int, action: str, attempt: int, installed: int) -> Event:
+    return Event(1, "e0/0", Incarnation(1), seq, seq, action, AttemptId(attempt), {}, {"att": installed})
+
+
+def test_a_write_behind_a_fence_and_an_attempt_that_goes_backwards_are_found() -> None:
+    good = [line(0, "EndpointPrepare", 2, 2), line(1, "ApplyItem", 2, 2), line(2, "StopAndWait", 2, 2)]
+    assert fence_faults(good) == []
+    assert fence_faults([*good, line(3, "ApplyItem", 2, 2)]) == ["line 4: wrote under attempt 2, installed 2"]
+    assert fence_faults([*good[:1], line(1, "ApplyItem", 1, 2)]) == ["line 2: wrote under attempt 1, installed 2"]
+    assert fence_faults([*good, line(3, "EndpointPrepare", 1, 1)]) == ["line 4: attempt 1 after attempt 2"]
