@@ -1,8 +1,9 @@
 """Receiver side of one attempt in an S3 object store: what is new is listed, announced, and read ahead.
 
-A poll looks at the owners whose set is open, each with one listing that begins behind the payloads known so far. The
-first finding nothing, looks become rarer, up to twice a second. Once a fetch shows that somebody reads, the next
-announced payloads are downloaded beside it, in order, within `read_ahead_bytes` and the requests of one process.
+A poll looks at the owners whose set is open, each with one listing that begins behind the payloads known so far, and so
+does a fetch while little is announced, so that downloads do not stand still for a listing. When a look finds nothing,
+looks become rarer, up to twice a second. Once a fetch shows that somebody reads, the next announced payloads are
+downloaded beside it, in order, within `read_ahead_bytes` and the requests of one process.
 Requests run on threads of the bucket, so a stop ends a poll or a fetch at once, whatever the server does.
 Not handled: sharing downloads between the receivers of one node.
 
@@ -81,10 +82,8 @@ class S3Subscription:
                     return self._ready.popleft()
                 if self._problem is not None:
                     raise self._problem
+                self._look_when_due()
                 now = time.monotonic()
-                if self._open and not self._looking and now >= self._look_due:
-                    self._looking = True
-                    self._bucket.lookers.submit(self._look, list(self._open.values()))
                 end = deadline + _LOOK_ENDS_S if self._looking else deadline
                 if now >= end:
                     return None
@@ -108,6 +107,8 @@ class S3Subscription:
             ahead = self._ahead.pop(key, None)
             wanted = ahead[1] if ahead is not None and ahead[0] == announcement else self._start(announcement)
             self._read_ahead()
+            if len(self._ready) < self._bucket.config.parallel:
+                self._look_when_due()
         return await_answer(wanted, lambda: self._check_running(key))
 
     def stop(self) -> None:
@@ -122,6 +123,12 @@ class S3Subscription:
             self._changed.notify_all()
 
     # ------------------------------------------------------------------------------------------------------- looking
+
+    def _look_when_due(self) -> None:
+        """Begin a look unless one runs or it is too early; the lock is held."""
+        if self._open and not self._looking and not self._stopped.is_set() and time.monotonic() >= self._look_due:
+            self._looking = True
+            self._bucket.lookers.submit(self._look, list(self._open.values()))
 
     def _look(self, sets: list[_Set]) -> None:
         """One look at every open set; runs beside the polls and delivers what it finds."""
