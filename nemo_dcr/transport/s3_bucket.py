@@ -253,6 +253,7 @@ class S3Bucket:
 
 def await_answer(sent: Future[T], check: Check) -> T:
     """The answer to a request that runs in the pool. Raises: what the request raises; whatever `check` raises."""
+    check()
     while not wait([sent], _STOP_SEEN_S).done:
         check()
     return sent.result()

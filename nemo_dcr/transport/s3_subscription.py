@@ -107,9 +107,7 @@ class S3Subscription:
             ahead = self._ahead.pop(key, None)
             wanted = ahead[1] if ahead is not None and ahead[0] == announcement else self._start(announcement)
             self._read_ahead()
-            if len(self._ready) < self._bucket.config.parallel:
-                self._look_when_due()
-        return await_answer(wanted, lambda: self._check_running(key))
+        return await_answer(wanted, lambda: self._while_fetching(key))
 
     def stop(self) -> None:
         """Stop delivery; a blocked poll or fetch returns promptly. Downloads end at their next block."""
@@ -123,6 +121,13 @@ class S3Subscription:
             self._changed.notify_all()
 
     # ------------------------------------------------------------------------------------------------------- looking
+
+    def _while_fetching(self, key: PayloadKey) -> None:
+        """Called before and while a download is waited for."""
+        self._check_running(key)
+        with self._changed:
+            if len(self._ready) < self._bucket.config.parallel:
+                self._look_when_due()
 
     def _look_when_due(self) -> None:
         """Begin a look unless one runs or it is too early; the lock is held."""
