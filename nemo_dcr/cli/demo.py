@@ -131,6 +131,7 @@ class Demo:
     def __exit__(self, *_: object) -> None:
         self._fleet.close()
         self._oracle.close()
+        self._transport.close()
         if self._tracer is not None:
             self._tracer.close()
         write_journal(self.job.traces / "control.ndjson", self._control.journal())

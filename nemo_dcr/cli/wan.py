@@ -39,7 +39,7 @@ TRANSPORTS = (RELAY, STORE)
 RTT_MS = 40.0
 LEAST_PAYLOADS = 15
 SHORT_RATES, FULL_RATES = (20.0,), (10.0, 20.0, 50.0)
-SHORT_SHARE = 8
+SHORT_SHARE = 16
 """The short form moves one part in so many of the checkpoint and scales the time."""
 REPEATS = 2
 """Further refits of a case in the short form when the first one misses the latency factor."""
@@ -55,10 +55,13 @@ class Plan:
     transports: tuple[str, ...] = TRANSPORTS
     cases: tuple[Case, ...] = CASES
     restores: bool = False
+    bits_after_each: bool = False
+    """Compare every stored bit after each transport, not only at the end: an XOR never repairs a bit that was wrong, so
+    the end shows the same, but not which transport it was."""
 
 
 SHORT = Plan(warm_ups=0, timed=1, reference_share=SHORT_SHARE)
-FULL = Plan(warm_ups=5, timed=10, reference_share=1, restores=True)
+FULL = Plan(warm_ups=5, timed=10, reference_share=1, restores=True, bits_after_each=True)
 
 
 @dataclass(slots=True)
@@ -115,10 +118,11 @@ def _transport(run: WanRun, transport: str, plan: Plan, reference_s: float, outc
         _say(str(restored))
         outcome.restores.append(restored)
         outcome.unmet += restored.unmet()
-    bits = run.mismatched_bits()
-    _say(f"{transport}: {bits} mismatched bits on all engines")
-    if bits:
-        outcome.unmet.append(f"{transport}: {bits} stored bits differ from a dense load")
+    if plan.bits_after_each or transport == plan.transports[-1]:
+        bits = run.mismatched_bits()
+        _say(f"{transport}: {bits} mismatched bits on all engines")
+        if bits:
+            outcome.unmet.append(f"after {transport}: {bits} stored bits differ from a dense load")
 
 
 def _refit(run: WanRun, transport: str, case: Case, plan: Plan, reference_s: float, outcome: Outcome) -> WanRow:
@@ -151,6 +155,7 @@ def plan_of(
         transports=tuple(each for each in TRANSPORTS if not transports or each in transports),
         cases=chosen,
         restores=restores or base.restores,
+        bits_after_each=base.bits_after_each,
     )
 
 

@@ -112,6 +112,7 @@ class WanRun:
         security = security_of(self._job, COORDINATOR)
         self._fleet = Fleet(self._job, clock, SocketEndpoints(clock, security), site.environment, site.within, CALL_S)
         self._clock = clock
+        self._transport = place_of(self._job, COORDINATOR, site.store.credentials).transport
         self._control = open_control(self._job.record)
         self._tracer: FileTracer | None = None
         self._coordinator: Coordinator | None = None
@@ -143,7 +144,7 @@ class WanRun:
             ),
             fleet.endpoints,
             self._control,
-            place_of(self._job, COORDINATOR, self._site.store.credentials).transport,
+            self._transport,
             classes=classes,
             tracer=self._tracer,
             clock=self._clock,
@@ -266,6 +267,7 @@ class WanRun:
     def close(self) -> None:
         """End every process."""
         self._fleet.close()
+        self._transport.close()
         if self._tracer is not None:
             self._tracer.close()
         write_journal(self._job.traces / "control.ndjson", self._control.journal())
