@@ -83,13 +83,13 @@ def crossed(regions: Regions, source: str, target: str, port: int = PORT) -> tup
 
 def settled(regions: Regions) -> list[Crossing]:
     """The counters once nothing is under way any more: a connection that was closed still says goodbye."""
-    found = regions.crossings()
-    for _ in range(100):
+    found: list[Crossing] = []
+    deadline = time.monotonic() + 30
+    while (now := regions.crossings()) != found:
+        assert time.monotonic() < deadline, "packets cross all the time"
+        found = now
         time.sleep(3 * RTT_MS / 1000)
-        found, before = regions.crossings(), found
-        if found == before:
-            return found
-    raise AssertionError("packets cross all the time")
+    return found
 
 
 def left() -> set[str]:

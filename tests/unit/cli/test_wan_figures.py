@@ -90,10 +90,10 @@ def test_the_latency_factor_is_demanded_from_three_seconds_of_transport_on() -> 
 
 
 def test_the_latency_factor_is_demanded_of_the_mean_and_of_the_median_but_not_of_each_refit() -> None:
-    rows = [replace(GOOD, number=number, latency_s=latency) for number, latency in enumerate((4.2, 6.0, 4.4))]
+    rows = [replace(GOOD, number=number, latency_s=latency) for number, latency in enumerate((4.25, 6.0, 4.75))]
     assert [row.meets_latency for row in rows] == [True, False, True]
     assert rows[1].unmet() == []
-    assert typical(rows).latency_s == pytest.approx(14.6 / 3)
+    assert typical(rows).latency_s == 5.0
     assert latency_unmet(typical(rows)) == []
     assert middle(rows) == rows[2]
     slow = [replace(row, latency_s=row.latency_s + 1.0) for row in rows]
