@@ -347,13 +347,20 @@ def test_new_payloads_are_looked_for_while_one_is_downloaded(faulty: tuple[Fault
         fetching = pool.submit(subscription.fetch, first)
         second = publish(publisher, key_of(1), body_of(key_of(1)))
         deadline = time.monotonic() + PATIENCE_S
-        while not any(request.range and objects.payload_name(1) in request.path for request in proxy.requests):
+
+        def reads_of_the_second() -> list[Request]:
+            path = objects.payload_name(1)
+            return [each for each in proxy.requests if each.method == "GET" and path in each.path]
+
+        while not reads_of_the_second():
             assert time.monotonic() < deadline, "nobody looked"
             time.sleep(0.01)
         assert not fetching.done()
         release.set()
         assert fetching.result(PATIENCE_S) == body_of(key_of(0))
         assert subscription.poll(PATIENCE_S) == second
+        assert subscription.fetch(second) == body_of(key_of(1))
+        assert [each.range for each in reads_of_the_second()] == [""], "a small object is read once, and whole"
         subscription.stop()
 
 
