@@ -68,6 +68,9 @@ class S3Config:
     """A larger payload is neither sent nor allocated for."""
     missing_after_s: float = 5.0
     """How long a fetch waits for an object that is announced and absent."""
+    look_most_s: float = 0.5
+    """How long a subscription that finds nothing new waits between two listings, at most. Shorter finds the first
+    payload sooner and asks more."""
     timeout_s: float = 30.0
     """For a connection, and between two reads of an answer."""
     attempts: int = 5
@@ -82,7 +85,7 @@ class S3Config:
             raise InvalidConfig("s3.run", f"{self.run!r} is no name of a run: 1 to 64 letters, digits, . _ -")
         if self.endpoint is not None and not re.fullmatch(r"https?://[^/?#@\s]+/?", self.endpoint):
             raise InvalidConfig("s3.endpoint", f"must be http://HOST:PORT or https://HOST:PORT, got {self.endpoint!r}")
-        for name in ("parallel", "max_payload_bytes", "missing_after_s", "timeout_s", "attempts"):
+        for name in ("parallel", "max_payload_bytes", "missing_after_s", "look_most_s", "timeout_s", "attempts"):
             if not getattr(self, name) > 0:
                 raise InvalidConfig(f"s3.{name}", f"must be positive, got {getattr(self, name)}")
         if self.part_bytes < 5 * MIB:

@@ -2,7 +2,7 @@
 
 A poll looks at the owners whose set is open, each with one listing that begins behind the payloads known so far, and so
 does a fetch while little is announced, so that downloads do not stand still for a listing. When a look finds nothing,
-looks become rarer, up to twice a second. Once a fetch shows that somebody reads, the next announced payloads are
+looks become rarer, down to one in `look_most_s`. Once a fetch shows that somebody reads, the next announced payloads are
 downloaded beside it, in order, within `read_ahead_bytes` and the requests of one process, and small objects that a look
 finds are read whole instead of their frames first, because a request costs more than their bytes.
 Requests run on threads of the bucket, so a stop ends a poll or a fetch at once, whatever the server does.
@@ -35,10 +35,9 @@ from nemo_dcr.transport.s3_object import (
 )
 
 _LOOK_FIRST_S = 0.01
-_LOOK_MOST_S = 0.5
 _LOOK_ENDS_S = 5.0
 """A poll waits so much longer than asked for a look that runs, so that every poll may find what is there."""
-_RETRY_FIRST_S = 0.02
+_RETRY_FIRST_S, _RETRY_MOST_S = 0.02, 0.5
 SMALL_BYTES = 256 << 10
 """Objects up to this size are read whole when they are found."""
 
@@ -153,7 +152,9 @@ class S3Subscription:
             self._problem = problem
         with self._changed:
             self._looking = False
-            self._look_pause_s = _LOOK_FIRST_S if found else min(2 * self._look_pause_s, _LOOK_MOST_S)
+            self._look_pause_s = (
+                _LOOK_FIRST_S if found else min(2 * self._look_pause_s, self._bucket.config.look_most_s)
+            )
             self._look_due = time.monotonic() + self._look_pause_s
             self._changed.notify_all()
 
@@ -261,7 +262,7 @@ class S3Subscription:
             if time.monotonic() >= deadline:
                 raise PayloadMissing(str(key), f"{self._bucket.key(self._name(key))} {_what(found)}")
             self._stopped.wait(pause_s)
-            pause_s = min(2 * pause_s, _LOOK_MOST_S)
+            pause_s = min(2 * pause_s, _RETRY_MOST_S)
 
     def _name(self, key: PayloadKey) -> str:
         return f"{set_name(self._attempt, key.owner)}/{objects.payload_name(key.payload)}"

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 _TEXTS = frozenset({"endpoint", "region"})
 _INTEGERS = frozenset({"parallel", "part_bytes", "page_keys", "read_ahead_bytes", "max_payload_bytes", "attempts"})
-_SECONDS = frozenset({"missing_after_s", "timeout_s"})
+_SECONDS = frozenset({"missing_after_s", "look_most_s", "timeout_s"})
 _KNOWN = "file:///DIRECTORY, s3://BUCKET/PREFIX?endpoint=URL&region=NAME or relay:///TREE.json?node=NAME&keys=DIRECTORY"
 
 
