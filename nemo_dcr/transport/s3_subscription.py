@@ -2,9 +2,9 @@
 
 A poll looks at the owners whose set is open, each with one listing that begins behind the payloads known so far, and so
 does a fetch while little is announced, so that downloads do not stand still for a listing. When a look finds nothing,
-looks become rarer, down to one in `look_most_s`. Once a fetch shows that somebody reads, the next announced payloads are
-downloaded beside it, in order, within `read_ahead_bytes` and the requests of one process, and small objects that a look
-finds are read whole instead of their frames first, because a request costs more than their bytes.
+looks become rarer, down to one in `look_most_s`. Once a fetch shows that somebody reads, the next announced payloads
+are downloaded beside it, in order, within `read_ahead_bytes` and the requests of one process, and small objects that a
+look finds are read whole instead of their frames first, because a request costs more than their bytes.
 Requests run on threads of the bucket, so a stop ends a poll or a fetch at once, whatever the server does.
 Not handled: sharing downloads between the receivers of one node.
 
