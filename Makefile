@@ -11,6 +11,14 @@ export OMP_NUM_THREADS ?= 1
 # Packages are installed without compiled modules; the first process that imports one keeps it for all the others.
 unexport PYTHONDONTWRITEBYTECODE
 
+# Logs, traces and timelines of the emulated WAN stay in DIRECTORY when it is given.
+define wan_run
+directory=$(or $(DIRECTORY),$$(mktemp -d)); code=0; \
+$(BIN)/python -m nemo_dcr.cli.wan $(1) --directory "$$directory" $(ARGS) && \
+$(BIN)/python -m model_tests.trace_export validate "$$directory"/*-mbit/run/traces || code=$$?; \
+$(if $(DIRECTORY),,rm -rf "$$directory";) exit $$code
+endef
+
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-vllm demo chaos test test-fast loaders loaders-all engines engines-all wan wan-all
 .PHONY: spec spec-tests spec-deep proof model model-deep check format clean
@@ -60,13 +68,13 @@ engines: setup-vllm ## Real vLLM engines: refits of two ranks against a fresh en
 engines-all: setup-vllm ## The same with every layout
 	$(BIN)/python -m pytest -m vllm tests/engines $(ARGS)
 
-wan: setup ## An emulated WAN in network namespaces (needs root): its tests, then both transports at one rate
+wan: setup ## An emulated WAN in network namespaces (needs root): its tests, both transports at one rate, their traces
 	$(BIN)/python -m pytest -q -m wan tests/wan
-	$(BIN)/python -m nemo_dcr.cli.wan $(ARGS)
+	@$(call wan_run,)
 
 wan-all: setup ## The same with ten timed refits of each case at three rates; takes more than an hour
 	$(BIN)/python -m pytest -q -m wan tests/wan
-	$(BIN)/python -m nemo_dcr.cli.wan --full $(ARGS)
+	@$(call wan_run,--full)
 
 spec: setup ## Model-check the specification: models, mutants, sanity claims (options: ARGS="--only NAME")
 	$(BIN)/python spec/tlc.py all $(ARGS)

@@ -24,6 +24,7 @@ from nemo_dcr.cli.check import Oracle
 from nemo_dcr.cli.fleet import CALL_S, Fleet
 from nemo_dcr.cli.job import VLLM, DemoJob
 from nemo_dcr.cli.payload_store import FILES, PayloadStore
+from nemo_dcr.cli.places import place_of
 from nemo_dcr.cli.report import AttemptRow, DemoReport, Kill, TransitionRow
 from nemo_dcr.cli.trainer_process import GATHER, STALL, TRAIN_STEP, Gather, Stall, TrainStep
 from nemo_dcr.codec.records import PathClass
@@ -52,7 +53,6 @@ from nemo_dcr.runtime.timeline import RefitTimeline, chrome_trace
 from nemo_dcr.runtime.timings import Timings, TimingsOf
 from nemo_dcr.runtime.trace_file import FileTracer, write_journal
 from nemo_dcr.trace import LamportClock
-from nemo_dcr.transport.urls import open_transport
 
 TRANSITION_S = 180.0
 PROMPT = "The capital of France is"
@@ -110,7 +110,7 @@ class Demo:
 
     def __init__(self, job: DemoJob, *, quiet: bool = False, store: PayloadStore = FILES) -> None:
         self.job = job
-        self._store = store
+        self._transport = place_of(job, "coordinator", store.credentials).transport
         self._quiet = quiet
         self._clock = LamportClock()
         self._fleet = _fleet(job, self._clock, store)
@@ -131,6 +131,7 @@ class Demo:
     def __exit__(self, *_: object) -> None:
         self._fleet.close()
         self._oracle.close()
+        self._transport.close()
         if self._tracer is not None:
             self._tracer.close()
         write_journal(self.job.traces / "control.ndjson", self._control.journal())
@@ -152,7 +153,7 @@ class Demo:
             ),
             fleet.endpoints,
             self._control,
-            open_transport(self.job.transport_url, run=self.job.name, credentials=self._store.credentials),
+            self._transport,
             classes=classes,
             tracer=self._tracer,
             clock=self._clock,

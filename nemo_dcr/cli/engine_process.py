@@ -96,6 +96,7 @@ def main(job: DemoJob, instance: InstanceId, rank: int) -> None:
             node.finish(request)
         next_request = time.monotonic() + PAUSE_S
     service.close()
+    place.transport.close()
     tracer.close()
 
 

@@ -39,6 +39,10 @@ class StallingTransport:
         """As the inner transport."""
         self._inner.cleanup(through)
 
+    def close(self) -> None:
+        """As the inner transport."""
+        self._inner.close()
+
 
 class _StallingPublisher:
     def __init__(self, inner: Publisher, payloads: int, attempt: AttemptId) -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import cycle
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import msgspec
 
 from nemo_dcr.errors import InvalidConfig
+from nemo_dcr.ids import InstanceId, receiver_id
 from nemo_dcr.testing.checkpoint import read_config, tensor_table
 from nemo_dcr.testing.llama_config import LlamaShape
 
@@ -79,6 +82,13 @@ class DemoJob:
         """The payload store as every process opens it."""
         return self.transport or self.store.resolve().as_uri()
 
+    def url_at(self, receiver: str) -> str:
+        """What the receiver hands to `open_transport`: the relay tree at its node, or the payload store."""
+        if not self.tree:
+            return self.transport_url
+        tree = Path(self.tree).resolve().as_uri().removeprefix("file")
+        return f"relay{tree}?{urlencode({'node': self.relay_nodes[receiver]})}"
+
     @property
     def record(self) -> str:
         """URL of the commit record."""
@@ -97,11 +107,21 @@ class DemoJob:
         return self.file
 
 
-def plan_job(run: Path, model: Path, engine: str = REFERENCE, transport: str = "") -> DemoJob:
+def plan_job(
+    run: Path,
+    model: Path,
+    engine: str = REFERENCE,
+    transport: str = "",
+    *,
+    name: str = "",
+    tree: Path | None = None,
+    nodes: Sequence[str] = (),
+) -> DemoJob:
     """The job for a model: two instances, and enough payloads for a fault.
 
     The second reference instance is sharded by a degree that the model allows; vLLM serves two unsharded ones. Chunk
-    and bucket targets are 4 MiB, or less for a small model, so that every owner sends at least 15 payloads.
+    and bucket targets are 4 MiB, or less for a small model, so that every owner sends at least 15 payloads. `name` is
+    that of the run, a new one by default. With a relay `tree` the instances read at its `nodes` in turn.
     Raises: InvalidConfig when the directory is no checkpoint, or of a family that the reference engine does not serve.
     """
     config = read_config(model)
@@ -111,16 +131,23 @@ def plan_job(run: Path, model: Path, engine: str = REFERENCE, transport: str = "
         degree = next((degree for degree in (3, 2, 4) if _splits(config, degree)), 1)
         instances = {"solo": 1, f"tp{degree}": degree}
     target = target_bytes(model)
+    places = dict(zip(instances, cycle(nodes), strict=False)) if nodes else {}
     return DemoJob(
         run=str(run),
         model=str(model),
-        name=secrets.token_hex(8),
+        name=name or secrets.token_hex(8),
         owners=OWNERS,
         instances=instances,
         chunk_target_bytes=target,
         bucket_target_bytes=target,
         engine=engine,
         transport=transport,
+        tree="" if tree is None else str(tree),
+        relay_nodes={
+            receiver_id(InstanceId(instance), rank): node
+            for instance, node in places.items()
+            for rank in range(instances[instance])
+        },
     )
 
 

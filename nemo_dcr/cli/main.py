@@ -39,10 +39,11 @@ class Engine(StrEnum):
 
 
 class Store(StrEnum):
-    """Where payloads lie in a demo."""
+    """How payloads travel in a demo."""
 
     file = "file"
     s3 = "s3"
+    relay = "relay"
 
 
 def _version(wanted: bool) -> None:
@@ -74,7 +75,10 @@ def demo(
         typer.Option(help="What serves: vLLM servers, or the reference engine. Default: vLLM where it is installed."),
     ] = None,
     transport: Annotated[
-        Store, typer.Option(help="Where payloads lie: a directory, or S3 object storage (SeaweedFS on this machine).")
+        Store,
+        typer.Option(
+            help="How payloads travel: a directory, S3 object storage (SeaweedFS on this machine), or a relay tree."
+        ),
     ] = Store.file,
     s3_url: Annotated[
         str | None,
@@ -105,8 +109,13 @@ def demo(
     try:
         directory.mkdir(parents=True, exist_ok=True)
         checkpoint = model.resolve() if model is not None else smollm2_checkpoint(directory / "model")
-        with open_payload_store(transport.value, s3_url, directory / "seaweedfs") as store:
-            job = plan_job(directory / "run", checkpoint, served.value, store.url)
+        with open_payload_store(transport.value, s3_url, directory / "transport") as store:
+            job = plan_job(
+                *(directory / "run", checkpoint, served.value, store.url),
+                name=store.name,
+                tree=store.tree,
+                nodes=store.nodes,
+            )
             report = run_demo(job, steps, quiet=quiet, store=store, timeline=timeline)
     finally:
         if run_dir is None:

@@ -70,6 +70,11 @@ class ChosenTransport:
         for transport in self._transports.values():
             transport.cleanup(through)
 
+    def close(self) -> None:
+        """Close every transport."""
+        for transport in self._transports.values():
+            transport.close()
+
 
 @dataclass(frozen=True, slots=True)
 class Place:

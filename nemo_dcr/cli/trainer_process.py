@@ -205,6 +205,7 @@ def main(job: DemoJob, rank: int) -> None:
         except queue.Empty:
             continue
     service.close()
+    transport.close()
     tracer.close()
     dist.destroy_process_group()
 

@@ -81,7 +81,7 @@ class VllmFleet(Fleet):
         settings = Settings(
             instance=instance,
             directory=str(self.job.directory),
-            store=self.job.transport_url,
+            store=self.job.url_at(self.receivers([instance])[0]),
             run=self.job.name,
             post_apply_check=True,
         )

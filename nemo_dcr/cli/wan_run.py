@@ -2,8 +2,9 @@
 
 This process is the coordinator. Before a transition it chooses the transport and lets the trainers step, or changes
 their weights at a rate; while payloads travel it looks at the socket tables of both sides; afterwards it reads the
-counters of the boundary and the timings of every node.
-Not handled: killed engines (the demo does that).
+counters of the boundary and the timings of every node. A restore kills the engine of the last rollout host between two
+refits, starts it again and waits until the coordinator has restored it densely.
+Not handled: engines that are killed in a refit (the demo does that).
 
 Paper: Section 8.1 (change injection, timed window); Section 7
 """
@@ -11,6 +12,7 @@ Paper: Section 8.1 (change injection, timed window); Section 7
 from __future__ import annotations
 
 import contextlib
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,12 +22,12 @@ from nemo_dcr.cli.engine_process import DUMP_TO_FILE, DumpToFile
 from nemo_dcr.cli.fleet import Fleet
 from nemo_dcr.cli.places import CHOOSE, RELAY, STORE, Choose, file_name, place_of, security_of
 from nemo_dcr.cli.trainer_process import GATHER, TRAIN_STEP, Gather, TrainStep
-from nemo_dcr.cli.wan_row import WanRow, construction_bound_s, crossed_between, transport_bound_s
+from nemo_dcr.cli.wan_row import OVERHEAD, WanRow, construction_bound_s, crossed_between, transport_bound_s
 from nemo_dcr.cli.wan_site import CONTROL_PORT, COORDINATOR, RELAY_PORT, STORE_PORT, WanSite
 from nemo_dcr.config import RefitConfig
 from nemo_dcr.control import open_control
 from nemo_dcr.errors import OperatorNeeded
-from nemo_dcr.ids import AttemptId, CandidateId
+from nemo_dcr.ids import AttemptId, CandidateId, InstanceId
 from nemo_dcr.protocol.coordinator_events import (
     AttemptEnded,
     CoordinatorEffect,
@@ -61,8 +63,41 @@ class Case:
     """0 for a real optimizer step."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Restored:
+    """The dense restore of one receiver."""
+
+    transport: str
+    receiver: str
+    v_payload: int
+    """Bytes of unique compressed payloads."""
+    crossed: int
+    """Payload-carrying bytes across the boundary, see wan_row."""
+    other: int
+    """Bytes of every port that is neither control nor a transport's."""
+    seconds: float
+    """From the coordinator's look at the started receiver to its being in step, without start and prewarm."""
+
+    def __str__(self) -> str:
+        """One line."""
+        share = self.crossed / max(1, self.v_payload)
+        told = f"{self.v_payload:,} bytes of payloads, {self.crossed:,} crossed ({share:.3f} x)"
+        return f"{self.transport}: dense restore of {self.receiver} in {self.seconds:.1f} s, {told}"
+
+    def unmet(self) -> list[str]:
+        """What is demanded of a restore and does not hold: once up, and down once to the node that was restored."""
+        most = (1 if self.transport == RELAY else 2) * self.v_payload
+        demands = {
+            f"{self.crossed} payload-carrying bytes, {most} are to cross": most <= self.crossed <= OVERHEAD * most,
+            f"{self.other} bytes crossed on ports that nobody may use": self.other == 0,
+        }
+        return [f"{self.transport}, restore: {demand}" for demand, holds in demands.items() if not holds]
+
+
 @dataclass(slots=True)
 class _Seen:
+    attempt: AttemptId | None = None
+    """The latest attempt that ended."""
     committed: AttemptId | None = None
     failed: list[str] = field(default_factory=list)
 
@@ -77,6 +112,7 @@ class WanRun:
         security = security_of(self._job, COORDINATOR)
         self._fleet = Fleet(self._job, clock, SocketEndpoints(clock, security), site.environment, site.within, CALL_S)
         self._clock = clock
+        self._transport = place_of(self._job, COORDINATOR, site.store.credentials).transport
         self._control = open_control(self._job.record)
         self._tracer: FileTracer | None = None
         self._coordinator: Coordinator | None = None
@@ -108,7 +144,7 @@ class WanRun:
             ),
             fleet.endpoints,
             self._control,
-            place_of(self._job, COORDINATOR, self._site.store.credentials).transport,
+            self._transport,
             classes=classes,
             tracer=self._tracer,
             clock=self._clock,
@@ -177,6 +213,39 @@ class WanRun:
             reference_s=reference_s,
         )
 
+    def restore(self, transport: str) -> Restored:
+        """Kill the engine of the last rollout host, start it again and have it restored over `transport`.
+
+        Raises: OperatorNeeded when it cannot be started or restored.
+        """
+        regions, fleet = self._site.regions, self._fleet
+        victim = InstanceId(regions.rollout[-1].name)
+        self._choose(transport)
+        fleet.kill(victim)
+        receivers = fleet.restart(victim)
+        self._choose(transport)
+        self._driver.classes = {name: path.value for name, path in fleet.prewarm(receivers).items()}
+        self._seen = _Seen()
+        before, begin = regions.crossings(), time.monotonic()
+        self._driver.look()
+        self._until(Ready)
+        seconds, after = time.monotonic() - begin, regions.crossings()
+        if self._seen.attempt is None or self._seen.failed:
+            raise OperatorNeeded(f"{victim} was not restored: {self._seen.failed}", "see the logs")
+        call = TimingsOf(self._seen.attempt)
+        counts = [timing.counts for timing, _ in fleet.endpoints.call_owners(TIMINGS, call, CALL_S).values()]
+        crossed = crossed_between(
+            before, after, transport=transport, control_port=CONTROL_PORT, port=PORT_OF[transport]
+        )
+        return Restored(
+            transport=transport,
+            receiver=str(receivers[0]),
+            v_payload=_sum(counts, "payload_bytes"),
+            crossed=crossed.payload,
+            other=crossed.other,
+            seconds=seconds,
+        )
+
     def mismatched_bits(self) -> int:
         """Bits of all parameters and buffers of all engines that differ from a dense load of the current version.
 
@@ -198,6 +267,7 @@ class WanRun:
     def close(self) -> None:
         """End every process."""
         self._fleet.close()
+        self._transport.close()
         if self._tracer is not None:
             self._tracer.close()
         write_journal(self._job.traces / "control.ndjson", self._control.journal())
@@ -226,8 +296,10 @@ class WanRun:
     def _observe(self, effect: CoordinatorEffect) -> None:
         if isinstance(effect, VersionCommitted):
             self._seen.committed = effect.record.attempt
-        elif isinstance(effect, AttemptEnded) and effect.reason:
-            self._seen.failed.append(effect.reason)
+        elif isinstance(effect, AttemptEnded):
+            self._seen.attempt = effect.attempt
+            if effect.reason:
+                self._seen.failed.append(effect.reason)
 
     def _until(self, kind: type, each_round: Any = None) -> None:
         end = self._driver.run_until(

@@ -5,6 +5,7 @@ one to the other, by destination, after a fixed delay. It counts TCP data bytes 
 bytes, by direction and by service port. A packet of any other port or protocol is counted under port 0. On HTTP ports
 it tells segments that carry objects from the rest: a message is an object from its first segment on when it is a PUT
 request, or an answer that is not XML, as listings and errors are; it ends where the next message of its flow begins.
+Of such a message the head (request or status line and header fields) is told from the body, which is the object.
 Standard input is the leash: `read` asks for the counters, and the end of it, also by the death of whoever holds it,
 removes the namespaces.
 Not handled: rates (token buckets of the regions do that), loss, IPv6 (dropped).
@@ -42,6 +43,7 @@ _BATCH = 64
 _PRIORITY = -15
 _LARGEST = 65536
 _TCP = 6
+_HEAD_ENDS = b"\r\n\r\n"
 _REQUESTS = (b"PUT ", b"GET ", b"HEAD ", b"POST ", b"DELETE ")
 
 
@@ -82,7 +84,9 @@ class Crossing:
     data_bytes: int = 0
     """Bytes inside TCP segments, each as often as it was sent."""
     object_bytes: int = 0
-    """Those of them in segments that carry objects; all of them where the port does not speak HTTP."""
+    """Those of them that are bytes of objects; all of them where the port does not speak HTTP."""
+    head_bytes: int = 0
+    """Those of them that are HTTP heads of objects."""
     all_bytes: int = 0
     """IPv4 packets with their headers."""
 
@@ -93,10 +97,12 @@ class _Counters:
         self._http_ports = frozenset(http_ports)
         self._carries: dict[bytes, bool] = {}
         """By flow: whether its present message is an object."""
+        self._in_head: set[bytes] = set()
+        """Flows whose present message has not reached the end of its head."""
         self._crossings: dict[tuple[str, str, int], Crossing] = {}
 
     def count(self, source: str, target: str, packet: bytes) -> None:
-        port, data, objects = OTHER_PORT, 0, 0
+        port, data, heads, objects = OTHER_PORT, 0, 0, 0
         header = (packet[0] & 15) * 4
         # A later fragment has no TCP header; none is made here, because TCP sends no packet above the MTU.
         if packet[9] == _TCP and len(packet) >= header + 20:
@@ -105,7 +111,7 @@ class _Counters:
             begin = header + (packet[header + 12] >> 4) * 4
             data = len(packet) - begin
             flow = packet[12:20] + packet[header : header + 4]
-            objects = data if port not in self._http_ports or self._is_object(flow, packet[begin:]) else 0
+            heads, objects = self._split(flow, packet[begin:]) if port in self._http_ports else (0, data)
         key = (source, target, port)
         found = self._crossings.get(key)
         if found is None:
@@ -113,15 +119,25 @@ class _Counters:
         found.packets += 1
         found.data_bytes += data
         found.object_bytes += objects
+        found.head_bytes += heads
         found.all_bytes += len(packet)
 
-    def _is_object(self, flow: bytes, segment: bytes) -> bool:
+    def _split(self, flow: bytes, segment: bytes) -> tuple[int, int]:
+        """Bytes of the head and of the body of an object in this segment; none of any other message."""
         if segment.startswith(b"HTTP/1."):
-            head = segment.partition(b"\r\n\r\n")[0].lower()
+            head = segment.partition(_HEAD_ENDS)[0].lower()
             self._carries[flow] = b"content-type: application/xml" not in head
+            self._in_head.add(flow)
         elif segment.startswith(_REQUESTS):
             self._carries[flow] = segment.startswith(b"PUT ")
-        return self._carries.get(flow, False)
+            self._in_head.add(flow)
+        head_bytes = 0
+        if flow in self._in_head:
+            end = segment.find(_HEAD_ENDS)
+            head_bytes = len(segment) if end < 0 else end + len(_HEAD_ENDS)
+            if end >= 0:
+                self._in_head.discard(flow)
+        return (head_bytes, len(segment) - head_bytes) if self._carries.get(flow, False) else (0, 0)
 
     def read(self) -> bytes:
         return msgspec.json.encode(list(self._crossings.values())) + b"\n"

@@ -265,6 +265,9 @@ class LocalTransport:
         self._life.require()
         self._inner.cleanup(through)
 
+    def close(self) -> None:
+        """As `Transport.close`: the processes of a cluster share the inner transport, so it stays open."""
+
 
 class _LocalPublisher:
     def __init__(self, inner: Publisher, cluster: Surroundings, life: Life) -> None:

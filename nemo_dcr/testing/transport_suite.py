@@ -377,3 +377,16 @@ class TransportSuite(ABC):
                 publish(publisher, key)
         with pytest.raises(ValueError, match="digest"):
             publisher.publish(PayloadKey(AttemptId(1), OwnerId(0), 0), b"x", b"")
+
+    def test_close_ends_every_thread_and_may_be_repeated(self, transport: Transport) -> None:
+        before = set(threading.enumerate())
+        self.send(transport, 1, 0, range(3))
+        subscription = transport.subscribe(AttemptId(1), [OwnerId(0)])
+        assert len(Consumer(AttemptId(1), [OwnerId(0)]).run(subscription).bodies(subscription)) == 3
+        subscription.stop()
+        for _ in range(2):
+            transport.close()
+        deadline = time.monotonic() + 10
+        while left := set(threading.enumerate()) - before:
+            assert time.monotonic() < deadline, f"still there: {left}"
+            time.sleep(0.01)

@@ -110,3 +110,7 @@ class Transport(Protocol):
     def cleanup(self, through: AttemptId) -> None:
         """Delete everything of attempts up to and including `through`. Idempotent."""
         ...
+
+    def close(self) -> None:
+        """Let go of threads and connections; end publishers and subscriptions before. Idempotent."""
+        ...

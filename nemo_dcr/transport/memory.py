@@ -100,6 +100,9 @@ class MemoryTransport:
             for announcement in published.announcements.values()
         ]
 
+    def close(self) -> None:
+        """There is nothing to let go of: what is stored goes with the object."""
+
     def _full(self, attempt: AttemptId, owner: OwnerId) -> bool:
         return any(s.waiting(owner) >= self._window for s in self._subscriptions.get(attempt, ()))
 

@@ -98,6 +98,9 @@ class FileObjectStore:
                 elif name.startswith(_DELETED):
                     shutil.rmtree(self._root / name, ignore_errors=True)
 
+    def close(self) -> None:
+        """There is nothing to let go of: files are open only while they are read or written."""
+
     def _directory(self, attempt: AttemptId, owner: OwnerId) -> Path:
         return self._root / objects.attempt_name(attempt) / objects.owner_name(owner)
 

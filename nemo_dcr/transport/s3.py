@@ -115,9 +115,10 @@ class S3Publisher:
         """Store the manifest; see `Publisher.close_set`. A second call returns the same manifest."""
         with self._lock:
             self._check_running()
-            self._refuse_cleaned(cleaned_through(self._bucket), [])
+            noted = self._bucket.pool.submit(cleaned_through, self._bucket)
             manifest = objects.manifest_of(self._attempt, self._owner, self._published.values())
             self._compare_stored(manifest)
+            self._refuse_cleaned(await_answer(noted, self._check_running), [])
             body = objects.encode_manifest(manifest)
             head = objects.frame(objects.manifest_announcement(manifest, body))
             name = f"{self._set}/{MANIFEST_NAME}"

@@ -43,6 +43,7 @@ class Listed:
 
     name: str
     etag: str
+    nbytes: int
 
 
 class S3Bucket:
@@ -212,7 +213,7 @@ class S3Bucket:
             with s3_errors.failing_as(self.config.where, f"list {prefix}"):
                 page = self._client.list_objects_v2(**request)
             for found in page.get("Contents", ()):
-                yield Listed(found["Key"][cut:], found["ETag"])
+                yield Listed(found["Key"][cut:], found["ETag"], found["Size"])
             if not page.get("IsTruncated"):
                 return
             request["ContinuationToken"] = page["NextContinuationToken"]
@@ -253,6 +254,7 @@ class S3Bucket:
 
 def await_answer(sent: Future[T], check: Check) -> T:
     """The answer to a request that runs in the pool. Raises: what the request raises; whatever `check` raises."""
+    check()
     while not wait([sent], _STOP_SEEN_S).done:
         check()
     return sent.result()

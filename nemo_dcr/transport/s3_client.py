@@ -3,13 +3,16 @@
 The endpoint may be any S3-compatible server; one that is named is addressed by path, AWS by host name. Credentials come
 from boto3's standard chain (environment, profile, role), or are handed over; they never stand in a URL. boto3 repeats
 requests that got no answer, a 5xx or a throttling answer, with jitter, and sends its default checksum with each upload.
-Answers are not checked again on the way down: receivers verify the digest of every payload.
+Answers are not checked again on the way down: receivers verify the digest of every payload. Requests carry no more
+than they have to: a short name of the program, and no question whether a small body is welcome, which would cost a
+round trip for each payload.
 
 Paper: Section 7 (object storage)   Spec: Channel
 """
 
 from __future__ import annotations
 
+import io
 import re
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -23,6 +26,9 @@ from nemo_dcr.transport import s3_errors
 MIB = 1 << 20
 MANIFEST_BYTES = 64 * MIB
 """A larger manifest is refused: it would list a million payloads."""
+ASKS_FIRST_BYTES = 4 * MIB
+"""A body from this size on waits for `100 Continue`, so that a server that refuses it is not sent all of it."""
+_PROGRAM = "nemo-dcr"
 
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _PREFIX = re.compile(r"[\w!.*'()-]+(/[\w!.*'()-]+)*", re.ASCII)
@@ -62,6 +68,9 @@ class S3Config:
     """A larger payload is neither sent nor allocated for."""
     missing_after_s: float = 5.0
     """How long a fetch waits for an object that is announced and absent."""
+    look_most_s: float = 0.5
+    """How long a subscription that finds nothing new waits between two listings, at most. Shorter finds the first
+    payload sooner and asks more."""
     timeout_s: float = 30.0
     """For a connection, and between two reads of an answer."""
     attempts: int = 5
@@ -76,7 +85,7 @@ class S3Config:
             raise InvalidConfig("s3.run", f"{self.run!r} is no name of a run: 1 to 64 letters, digits, . _ -")
         if self.endpoint is not None and not re.fullmatch(r"https?://[^/?#@\s]+/?", self.endpoint):
             raise InvalidConfig("s3.endpoint", f"must be http://HOST:PORT or https://HOST:PORT, got {self.endpoint!r}")
-        for name in ("parallel", "max_payload_bytes", "missing_after_s", "timeout_s", "attempts"):
+        for name in ("parallel", "max_payload_bytes", "missing_after_s", "look_most_s", "timeout_s", "attempts"):
             if not getattr(self, name) > 0:
                 raise InvalidConfig(f"s3.{name}", f"must be positive, got {getattr(self, name)}")
         if self.part_bytes < 5 * MIB:
@@ -115,11 +124,12 @@ def open_client(config: S3Config, access: Access = None) -> Any:
         region = config.region or session.region_name or ("us-east-1" if config.endpoint else None)
         if region is None:
             raise TransportFailed(config.where, "no region is known; name it in the URL (region=...) or the profile")
-        return session.client(
+        client = session.client(
             "s3",
             endpoint_url=config.endpoint,
             region_name=region,
             config=Config(
+                user_agent=_PROGRAM,
                 connect_timeout=config.timeout_s,
                 read_timeout=config.timeout_s,
                 max_pool_connections=config.parallel + 4,
@@ -128,3 +138,12 @@ def open_client(config: S3Config, access: Access = None) -> Any:
                 s3={"addressing_style": "path" if config.endpoint else "auto"},
             ),
         )
+        client.meta.events.register_last("before-call.s3", _send_at_once)
+    return client
+
+
+def _send_at_once(params: dict[str, Any], **_: object) -> None:
+    """Take the question away that botocore puts in front of every body, when the body is small."""
+    headers, body = params["headers"], params.get("body")
+    if isinstance(body, io.BytesIO) and body.getbuffer().nbytes < ASKS_FIRST_BYTES:
+        headers.pop("Expect", None)

@@ -1,8 +1,10 @@
 """Receiver side of one attempt in an S3 object store: what is new is listed, announced, and read ahead.
 
-A poll looks at the owners whose set is open, each with one listing that begins behind the payloads known so far. The
-first finding nothing, looks become rarer, up to twice a second. Once a fetch shows that somebody reads, the next
-announced payloads are downloaded beside it, in order, within `read_ahead_bytes` and the requests of one process.
+A poll looks at the owners whose set is open, each with one listing that begins behind the payloads known so far, and so
+does a fetch while little is announced, so that downloads do not stand still for a listing. When a look finds nothing,
+looks become rarer, down to one in `look_most_s`. Once a fetch shows that somebody reads, the next announced payloads
+are downloaded beside it, in order, within `read_ahead_bytes` and the requests of one process, and small objects that a
+look finds are read whole instead of their frames first, because a request costs more than their bytes.
 Requests run on threads of the bucket, so a stop ends a poll or a fetch at once, whatever the server does.
 Not handled: sharing downloads between the receivers of one node.
 
@@ -22,7 +24,7 @@ from nemo_dcr.errors import AttemptStopped, PayloadCorrupt, PayloadMissing
 from nemo_dcr.ids import AttemptId, OwnerId, PayloadKey
 from nemo_dcr.transport import objects
 from nemo_dcr.transport.base import Announcement, Manifest
-from nemo_dcr.transport.s3_bucket import S3Bucket, await_answer
+from nemo_dcr.transport.s3_bucket import Listed, S3Bucket, await_answer
 from nemo_dcr.transport.s3_object import (
     MANIFEST_NAME,
     StoredObject,
@@ -33,10 +35,11 @@ from nemo_dcr.transport.s3_object import (
 )
 
 _LOOK_FIRST_S = 0.01
-_LOOK_MOST_S = 0.5
 _LOOK_ENDS_S = 5.0
 """A poll waits so much longer than asked for a look that runs, so that every poll may find what is there."""
-_RETRY_FIRST_S = 0.02
+_RETRY_FIRST_S, _RETRY_MOST_S = 0.02, 0.5
+SMALL_BYTES = 256 << 10
+"""Objects up to this size are read whole when they are found."""
 
 
 @dataclass(slots=True)
@@ -67,6 +70,8 @@ class S3Subscription:
         self._unread: dict[PayloadKey, Announcement] = {}
         """Announced and not asked for, in order."""
         self._ahead: dict[PayloadKey, tuple[Announcement, Future[bytes]]] = {}
+        self._is_read = False
+        """Somebody fetches what is announced."""
         self._stopped = threading.Event()
 
     def poll(self, timeout_s: float) -> Announcement | Manifest | None:
@@ -81,10 +86,8 @@ class S3Subscription:
                     return self._ready.popleft()
                 if self._problem is not None:
                     raise self._problem
+                self._look_when_due()
                 now = time.monotonic()
-                if self._open and not self._looking and now >= self._look_due:
-                    self._looking = True
-                    self._bucket.lookers.submit(self._look, list(self._open.values()))
                 end = deadline + _LOOK_ENDS_S if self._looking else deadline
                 if now >= end:
                     return None
@@ -104,11 +107,12 @@ class S3Subscription:
             raise PayloadMissing(str(key), f"this subscription reads attempt {self._attempt} of other owners")
         with self._changed:
             self._check_running(key)
+            self._is_read = True
             self._unread.pop(key, None)
             ahead = self._ahead.pop(key, None)
             wanted = ahead[1] if ahead is not None and ahead[0] == announcement else self._start(announcement)
             self._read_ahead()
-        return await_answer(wanted, lambda: self._check_running(key))
+        return await_answer(wanted, lambda: self._while_fetching(key))
 
     def stop(self) -> None:
         """Stop delivery; a blocked poll or fetch returns promptly. Downloads end at their next block."""
@@ -123,6 +127,19 @@ class S3Subscription:
 
     # ------------------------------------------------------------------------------------------------------- looking
 
+    def _while_fetching(self, key: PayloadKey) -> None:
+        """Called before and while a download is waited for."""
+        self._check_running(key)
+        with self._changed:
+            if len(self._ready) < self._bucket.config.parallel:
+                self._look_when_due()
+
+    def _look_when_due(self) -> None:
+        """Begin a look unless one runs or it is too early; the lock is held."""
+        if self._open and not self._looking and not self._stopped.is_set() and time.monotonic() >= self._look_due:
+            self._looking = True
+            self._bucket.lookers.submit(self._look, list(self._open.values()))
+
     def _look(self, sets: list[_Set]) -> None:
         """One look at every open set; runs beside the polls and delivers what it finds."""
         found = False
@@ -135,33 +152,54 @@ class S3Subscription:
             self._problem = problem
         with self._changed:
             self._looking = False
-            self._look_pause_s = _LOOK_FIRST_S if found else min(2 * self._look_pause_s, _LOOK_MOST_S)
+            self._look_pause_s = (
+                _LOOK_FIRST_S if found else min(2 * self._look_pause_s, self._bucket.config.look_most_s)
+            )
             self._look_due = time.monotonic() + self._look_pause_s
             self._changed.notify_all()
 
-    def _list(self, known: _Set) -> list[str]:
+    def _list(self, known: _Set) -> list[Listed]:
         after = f"{known.name}/{objects.payload_name(known.next - 1)}" if known.next else ""
-        return [each.name.rpartition("/")[2] for each in self._bucket.listing(f"{known.name}/", after=after)]
+        return list(self._bucket.listing(f"{known.name}/", after=after))
 
-    def _take(self, known: _Set, names: list[str]) -> bool:
+    def _take(self, known: _Set, listed: list[Listed]) -> bool:
         """Announce what a listing shows; True when that was anything new."""
-        if MANIFEST_NAME in names:
+        sizes = {each.name.rpartition("/")[2]: each.nbytes for each in listed}
+        if MANIFEST_NAME in sizes:
             manifest = stored_manifest(self._bucket, self._attempt, known.owner, self._check_look)
             if manifest is not None:
                 self._deliver(known, [*manifest.payloads, manifest])
                 return True
-        numbers = {number for name in names if (number := objects.payload_of(name)) is not None}
-        new, at_once = sorted(numbers - known.announced), self._bucket.config.parallel
+        numbers = {number: nbytes for name, nbytes in sizes.items() if (number := objects.payload_of(name)) is not None}
+        new, at_once = sorted(numbers.keys() - known.announced), self._bucket.config.parallel
         for begin in range(0, len(new), at_once):
-            keys = [PayloadKey(self._attempt, known.owner, number) for number in new[begin : begin + at_once]]
-            self._deliver(known, [each for each in self._bucket.pool.map(self._frame, keys) if each is not None])
+            batch = new[begin : begin + at_once]
+            keys = [PayloadKey(self._attempt, known.owner, number) for number in batch]
+            whole = self._to_be_read_whole([numbers[number] for number in batch])
+            for is_whole, found in zip(whole, self._bucket.pool.map(self._read_new, keys, whole), strict=True):
+                if found is not None and found.announcement is not None:
+                    self._deliver(known, [found.announcement], found.body if is_whole else None)
         return bool(new)
 
-    def _frame(self, key: PayloadKey) -> Announcement | None:
-        found = read_announcement(self._bucket, key, self._name(key), self._check_look)
-        return None if found is None else found.announcement
+    def _to_be_read_whole(self, sizes: Sequence[int]) -> list[bool]:
+        """Which of these objects are small enough, and fit into what may be read ahead."""
+        with self._changed:
+            held = sum(announcement.nbytes for announcement, _ in self._ahead.values())
+        whole = []
+        for nbytes in sizes:
+            fits = self._is_read and nbytes <= SMALL_BYTES and held + nbytes <= self._bucket.config.read_ahead_bytes
+            held += nbytes if fits else 0
+            whole.append(fits)
+        return whole
 
-    def _deliver(self, known: _Set, entries: Sequence[Announcement | Manifest]) -> None:
+    def _read_new(self, key: PayloadKey, whole: bool) -> StoredObject | None:
+        name = self._name(key)
+        if not whole:
+            return read_announcement(self._bucket, key, name, self._check_look)
+        return read_object(self._bucket, key, name, self._check_look, limit=SMALL_BYTES)
+
+    def _deliver(self, known: _Set, entries: Sequence[Announcement | Manifest], body: bytes | None = None) -> None:
+        """Hand entries on to polls; `body` is that of the only entry, where it was read with it."""
         with self._changed:
             self._check_look()
             for entry in entries:
@@ -170,7 +208,12 @@ class S3Subscription:
                     self._ready.append(entry)
                 elif entry.key.payload not in known.announced:
                     known.announced.add(entry.key.payload)
-                    self._unread[entry.key] = entry
+                    if body is None:
+                        self._unread[entry.key] = entry
+                    else:
+                        there: Future[bytes] = Future()
+                        there.set_result(body)
+                        self._ahead[entry.key] = entry, there
                     self._ready.append(entry)
             while known.next in known.announced:
                 known.next += 1
@@ -188,9 +231,11 @@ class S3Subscription:
     def _read_ahead(self) -> None:
         """Start the next downloads; the lock is held."""
         held = sum(announcement.nbytes for announcement, _ in self._ahead.values())
+        running = sum(not future.done() for _, future in self._ahead.values())
         for key, announcement in list(self._unread.items()):
             held += announcement.nbytes
-            if held > self._bucket.config.read_ahead_bytes or len(self._ahead) + 1 >= self._bucket.config.parallel:
+            running += 1
+            if held > self._bucket.config.read_ahead_bytes or running >= self._bucket.config.parallel:
                 return
             del self._unread[key]
             self._ahead[key] = announcement, self._start(announcement)
@@ -217,7 +262,7 @@ class S3Subscription:
             if time.monotonic() >= deadline:
                 raise PayloadMissing(str(key), f"{self._bucket.key(self._name(key))} {_what(found)}")
             self._stopped.wait(pause_s)
-            pause_s = min(2 * pause_s, _LOOK_MOST_S)
+            pause_s = min(2 * pause_s, _RETRY_MOST_S)
 
     def _name(self, key: PayloadKey) -> str:
         return f"{set_name(self._attempt, key.owner)}/{objects.payload_name(key.payload)}"

@@ -181,6 +181,32 @@ def test_the_demo_runs_over_object_storage_that_it_starts(model: Path, tmp_path:
     assert sum(event.action == Action.EMIT_PAYLOAD for event in events) >= 30
 
 
+def test_over_a_relay_tree_a_kill_a_retry_and_a_dense_restore_end_without_a_mismatched_bit(
+    model: Path, tmp_path: Path
+) -> None:
+    arguments = ["--model", str(model), "--run-dir", str(tmp_path / "d"), "--transport", "relay", "--steps", "3"]
+    done = subprocess.run(
+        [*COMMAND, *arguments, "--quiet", "--json", str(tmp_path / "report.json")],
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert [row["mismatched_bits"] for row in report["transitions"]] == [0, 0, 0]
+    assert [len(row["attempts"]) for row in report["transitions"]] == [1, 1, 2]
+    assert report["transitions"][2]["restored"] == ["solo/0"]
+    job = json.loads((tmp_path / "d" / "run" / "job.json").read_text())
+    assert set(job["relay_nodes"].values()) == {"node-0", "node-1"}
+    assert not list((tmp_path / "d" / "run" / "store").rglob("payload-*"))
+    sent = [row["payload_bytes"] for row in report["transitions"]]
+    for node in ("node-0", "node-1"):
+        told = (tmp_path / "d" / "transport" / f"{node}.log").read_text().splitlines()[-1]
+        taken = sum(each["received"] for each in json.loads(told)["owners"].values())
+        assert taken > sum(sent), f"{node} took less than the committed attempts sent"
+
+
 def test_bad_usage_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     done = subprocess.run(
         [*COMMAND, "--model", str(tmp_path)], capture_output=True, text=True, timeout=120, check=False

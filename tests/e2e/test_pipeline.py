@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,9 @@ from nemo_dcr.testing.toy_loader import Composed, PadRows, Parameters, Replicate
 from nemo_dcr.transport.base import Announcement, Buffer, Manifest, Publisher, Transport
 from nemo_dcr.transport.memory import MemoryTransport
 from nemo_dcr.transport.object_store import FileObjectStore
+from nemo_dcr.transport.relay.node import RelayNode
+from nemo_dcr.transport.relay.transport import RelayTransport
+from nemo_dcr.transport.relay.tree import balanced_tree
 from tests.e2e.direct_refit import DirectRefit, pause, until
 
 TENSORS = tuple(TensorMeta(f"t{number:02}", (9, 8), "BF16") for number in range(16))
@@ -195,16 +199,33 @@ class Footprint:
         self.bytes = pages * os.sysconf("SC_PAGE_SIZE")
 
 
+@contextlib.contextmanager
+def opened(store: str, directory: Path) -> Iterator[Transport]:
+    """A transport by name; the relay tree has a root, and a node below it at which the receiver reads."""
+    if store != "relay":
+        yield MemoryTransport() if store == "memory" else FileObjectStore(directory)
+        return
+    with contextlib.closing(RelayNode("n0")) as root, contextlib.closing(RelayNode("n1")) as leaf:
+        tree = balanced_tree([root.place, leaf.place])
+        with contextlib.closing(RelayTransport(tree, local=tree.node("n1"))) as transport:
+            yield transport
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("store", "refits"), [("memory", 700), ("files", 300)])
+@pytest.mark.parametrize(
+    ("store", "refits"),
+    [("memory", 700), ("files", 300), ("relay", 100), pytest.param("relay", 1000, marks=pytest.mark.deep)],
+)
 def test_a_thousand_refits_with_cancels_among_them_grow_nothing(tmp_path: Path, store: str, refits: int) -> None:
     """Every fourth is cancelled and retried, every seventh is asynchronous, and staging spills all the time."""
-    transport = MemoryTransport() if store == "memory" else FileObjectStore(tmp_path / "store")
     spill = tmp_path / "spill"
     spill.mkdir()
     queue = QueueConfig(resident_groups=1, group_payloads=2, staging_bytes=300, spill_directory=str(spill))
     spilled = cancelled = 0
-    with DirectRefit(transport, TENSORS[:4], RULES, source=source(TENSORS[:4]), queue=queue) as refit:
+    with (
+        opened(store, tmp_path / "store") as transport,
+        DirectRefit(transport, TENSORS[:4], RULES, source=source(TENSORS[:4]), queue=queue) as refit,
+    ):
         first = Footprint()
         for number in range(refits):
             if number % 4 == 3:
@@ -217,7 +238,7 @@ def test_a_thousand_refits_with_cancels_among_them_grow_nothing(tmp_path: Path, 
             else:
                 attempt = refit.refit(gate=GateMode.ASYNC if number % 7 == 6 else GateMode.SYNC)
                 spilled += refit.timings(attempt)[1].counts.get("spilled", 0)
-            if number == 100:
+            if number == min(100, refits // 4):
                 first = Footprint()
             if number % 100 == 0:
                 refit.require_dense()

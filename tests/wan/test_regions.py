@@ -18,7 +18,7 @@ import pytest
 from nemo_dcr.errors import InvalidConfig, OperatorNeeded
 from nemo_dcr.testing import regions as regions_module
 from nemo_dcr.testing.delay_line import NAMESPACES, OTHER_PORT, Crossing, _Counters
-from nemo_dcr.testing.regions import ROLLOUT, TRAINING, Boundary, Host, Regions, require_namespaces, sweep
+from nemo_dcr.testing.regions import ROLLOUT, TRAINING, Boundary, Connection, Host, Regions, require_namespaces, sweep
 
 RATE_MBIT, RTT_MS, PORT, UNCOUNTED = 40.0, 40.0, 7400, 7999
 HEADER_SHARE = 1448 / 1500
@@ -81,6 +81,17 @@ def crossed(regions: Regions, source: str, target: str, port: int = PORT) -> tup
     return sum(row.data_bytes for row in rows), sum(row.all_bytes for row in rows)
 
 
+def settled(regions: Regions) -> list[Crossing]:
+    """The counters once nothing is under way any more: a connection that was closed still says goodbye."""
+    found: list[Crossing] = []
+    deadline = time.monotonic() + 30
+    while (now := regions.crossings()) != found:
+        assert time.monotonic() < deadline, "packets cross all the time"
+        found = now
+        time.sleep(3 * RTT_MS / 1000)
+    return found
+
+
 def left() -> set[str]:
     return {entry.name for entry in NAMESPACES.glob("ndcr-*")}
 
@@ -126,12 +137,12 @@ def test_the_boundary_has_the_rate_and_at_least_the_delay_that_was_asked_for(
 
 @pytest.mark.wan
 def test_hosts_of_one_region_do_not_feel_the_boundary(regions: Regions) -> None:
-    before = regions.crossings()
+    before = settled(regions)
     for source, target in (regions.training, regions.rollout[2:4]):
         round_trip_s, rate = send(source, target, 50_000_000)
         assert round_trip_s < RTT_MS / 2000
         assert rate > 5 * RATE_MBIT * 1e6
-    assert regions.crossings() == before
+    assert settled(regions) == before
 
 
 @pytest.mark.wan
@@ -169,7 +180,7 @@ def test_data_bytes_are_counted_by_direction_and_port_and_everything_else_apart(
     assert len({(c.source, c.target, c.port) for c in regions.crossings()}) == len(regions.crossings())
 
 
-def test_on_http_ports_objects_are_told_from_listings_errors_and_questions() -> None:
+def test_on_http_ports_objects_are_told_from_their_heads_and_from_listings_errors_and_questions() -> None:
     counters = _Counters((8333, 7500), (8333,))
 
     def segment(data: bytes, *, to_server: bool, port: int = 8333) -> bytes:
@@ -180,27 +191,33 @@ def test_on_http_ports_objects_are_told_from_listings_errors_and_questions() -> 
         head = struct.pack("!BBHHHBBH4s4s", 0x45, 0, 40 + len(data), 0, 0, 64, 6, 0, source, target)
         return head + tcp + data
 
-    def objects() -> int:
-        return sum(row.object_bytes for row in msgspec.json.decode(counters.read(), type=list[Crossing]))
+    def told() -> tuple[int, int]:
+        rows = msgspec.json.decode(counters.read(), type=list[Crossing])
+        return sum(row.head_bytes for row in rows), sum(row.object_bytes for row in rows)
 
-    listing = b"HTTP/1.1 200 OK\r\nContent-Type: application/xml\r\n\r\n<List>"
-    answer = b"HTTP/1.1 200 OK\r\nContent-Type: binary/octet-stream\r\n\r\n1234"
-    for data, to_server, carries in (
-        (b"PUT /bucket/0 HTTP/1.1\r\n\r\n", True, True),
-        (b"more of the object", True, True),
-        (b"GET /bucket?list HTTP/1.1\r\n\r\n", True, False),
-        (listing, False, False),
-        (b"<more of the listing>", False, False),
-        (b"GET /bucket/0 HTTP/1.1\r\n\r\n", True, False),
-        (answer, False, True),
-        (b"more of the object", False, True),
+    put, listing = b"PUT /bucket/0 HTTP/1.1\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Type: application/xml\r\n\r\n"
+    answer = b"HTTP/1.1 200 OK\r\nContent-Type: binary/octet-stream\r\n\r\n"
+    for data, to_server, heads, objects in (
+        (put, True, len(put), 0),
+        (b"more of the object", True, 0, 18),
+        (put + b"1234", True, len(put), 4),
+        (put + b"1234", True, len(put), 4),  # sent again
+        (put[:9], True, 9, 0),  # a head in two segments
+        (put[9:] + b"1234", True, len(put) - 9, 4),
+        (b"GET /bucket?list HTTP/1.1\r\n\r\n", True, 0, 0),
+        (listing + b"<List>", False, 0, 0),
+        (b"<more of the listing>", False, 0, 0),
+        (b"GET /bucket/0 HTTP/1.1\r\n\r\n", True, 0, 0),
+        (answer + b"1234", False, len(answer), 4),
+        (b"more\r\n\r\nof the object", False, 0, 21),
     ):
-        before = objects()
+        before = told()
         counters.count("a", "b", segment(data, to_server=to_server))
-        assert objects() - before == (len(data) if carries else 0)
-    before = objects()
+        after = told()
+        assert (after[0] - before[0], after[1] - before[1]) == (heads, objects), data
+    before = told()
     counters.count("a", "b", segment(b"GET what looks like HTTP", to_server=True, port=7500))
-    assert objects() - before == 24
+    assert told() == (before[0], before[1] + 24)
 
 
 @pytest.mark.wan
@@ -220,8 +237,12 @@ def test_socket_tables_name_both_ends_of_an_open_connection(regions: Regions) ->
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as peer:
             assert peer.stdout is not None
             assert peer.stdout.readline() == "open\n"
+            # Whoever connects knows it half a round trip before the other side.
+            deadline = time.monotonic() + 10
+            here: list[Connection] = []
+            while not here and time.monotonic() < deadline:
+                here = [c for c in regions.connections(target) if c.state == "ESTAB"]
             there = [c for c in regions.connections(source) if c.state == "ESTAB"]
-            here = [c for c in regions.connections(target) if c.state == "ESTAB"]
             peer.communicate()
     assert [(c.remote, c.remote_port) for c in there] == [(target.address, PORT)]
     assert [(c.local, c.local_port, c.remote) for c in here] == [(target.address, PORT, source.address)]

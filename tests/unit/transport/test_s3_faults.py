@@ -335,6 +335,35 @@ def test_reading_ahead_begins_with_the_first_fetch_and_stays_within_its_bytes(
         subscription.stop()
 
 
+def test_new_payloads_are_looked_for_while_one_is_downloaded(faulty: tuple[FaultyProxy, ObjectServer]) -> None:
+    proxy, server = faulty
+    release = threading.Event()
+    with server.store() as store, ThreadPoolExecutor(1) as pool:
+        publisher = store.publisher(ONE, OWNER)
+        first = publish(publisher, key_of(0), body_of(key_of(0)))
+        subscription = store.subscribe(ONE, [OWNER])
+        assert subscription.poll(PATIENCE_S) == first
+        proxy.plant(Fault(is_whole_get, hold=release))
+        fetching = pool.submit(subscription.fetch, first)
+        second = publish(publisher, key_of(1), body_of(key_of(1)))
+        deadline = time.monotonic() + PATIENCE_S
+
+        def reads_of_the_second() -> list[Request]:
+            path = objects.payload_name(1)
+            return [each for each in proxy.requests if each.method == "GET" and path in each.path]
+
+        while not reads_of_the_second():
+            assert time.monotonic() < deadline, "nobody looked"
+            time.sleep(0.01)
+        assert not fetching.done()
+        release.set()
+        assert fetching.result(PATIENCE_S) == body_of(key_of(0))
+        assert subscription.poll(PATIENCE_S) == second
+        assert subscription.fetch(second) == body_of(key_of(1))
+        assert [each.range for each in reads_of_the_second()] == [""], "a small object is read once, and whole"
+        subscription.stop()
+
+
 def test_a_payload_that_is_announced_too_large_is_refused_before_a_request(
     faulty: tuple[FaultyProxy, ObjectServer],
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 from pathlib import Path
 
@@ -11,6 +12,9 @@ from nemo_dcr.errors import InvalidConfig, OperatorNeeded, TransportFailed
 from nemo_dcr.ids import AttemptId, OwnerId, PayloadKey
 from nemo_dcr.testing.transport_suite import Consumer, publish
 from nemo_dcr.transport.object_store import FileObjectStore
+from nemo_dcr.transport.relay.node import RelayNode
+from nemo_dcr.transport.relay.transport import RelayTransport
+from nemo_dcr.transport.relay.tree import TreeNode, balanced_tree, write_tree
 from nemo_dcr.transport.s3 import S3ObjectStore
 from nemo_dcr.transport.s3_client import MIB, S3Config, S3Credentials, open_client
 from nemo_dcr.transport.urls import open_transport
@@ -41,6 +45,37 @@ def test_an_s3_url_opens_a_bucket_and_two_runs_in_it_never_meet(moto: ObjectServ
     for store in (first, second):
         assert isinstance(store, S3ObjectStore)
         store.close()
+
+
+def test_a_relay_url_opens_the_tree_of_a_file_and_receivers_read_at_the_node_that_it_names(tmp_path: Path) -> None:
+    file = tmp_path / "the tree.json"
+    key = PayloadKey(AttemptId(1), OwnerId(0), 0)
+    with contextlib.ExitStack() as stack:
+        nodes = []
+        for name in ("root", "leaf"):
+            node = stack.enter_context(contextlib.closing(RelayNode(name, "tcp://127.0.0.1:*", run="r")))
+            nodes.append(TreeNode(name, node.address))
+        write_tree(file, balanced_tree(nodes))
+        url = file.as_uri().replace("file:", "relay:")
+        owner, receiver = open_transport(url, run="r"), open_transport(f"{url}?node=leaf&patience_s=0.5", run="r")
+        for transport in (owner, receiver):
+            assert isinstance(transport, RelayTransport)
+            stack.callback(transport.close)
+        publisher = owner.publisher(key.attempt, key.owner)
+        publish(publisher, key, b"payload")
+        publisher.close_set()
+        subscription = receiver.subscribe(key.attempt, [key.owner])
+        assert Consumer(key.attempt, [key.owner]).run(subscription).bodies(subscription) == {key: b"payload"}
+        with pytest.raises(InvalidConfig, match=r"relay\.local"):
+            owner.subscribe(key.attempt, [key.owner])
+        with pytest.raises(InvalidConfig, match="no node 'stem'"):
+            open_transport(f"{url}?node=stem", run="r")
+        with pytest.raises(InvalidConfig, match=r"known are .*heartbeat_ms"):
+            open_transport(f"{url}?nod=leaf", run="r")
+        with pytest.raises(InvalidConfig, match="is no number"):
+            open_transport(f"{url}?window_frames=1.5", run="r")
+        with pytest.raises(InvalidConfig, match=r"secret\.key"):
+            open_transport(f"{url}?keys={tmp_path}", run="r")
 
 
 @pytest.mark.parametrize(
@@ -75,6 +110,10 @@ def test_an_s3_url_opens_a_bucket_and_two_runs_in_it_never_meet(moto: ObjectServ
         "s3://bucket?read_ahead_bytes=-1",
         "s3://bucket?missing_after_s=-1",
         "s3://[bucket",
+        "relay://",
+        "relay:///",
+        "relay://host/tree.json",
+        "relay:///no-such-directory/tree.json",
     ],
 )
 def test_any_other_url_is_refused(url: str) -> None:
