@@ -63,7 +63,7 @@ loaders-all: setup-vllm ## The same for every model and layout; writes docs/load
 	$(BIN)/python -m tests.loaders.paths_table
 
 engines: setup-vllm ## Real vLLM engines: refits of two ranks against a fresh engine, and two real servers
-	$(BIN)/python -m pytest -m 'vllm and not slow' tests/engines $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m 'vllm and not slow' tests/engines $(ARGS)
 
 engines-all: setup-vllm ## The same with every layout
 	$(BIN)/python -m pytest -m vllm tests/engines $(ARGS)

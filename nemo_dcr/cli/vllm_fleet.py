@@ -20,7 +20,7 @@ from nemo_dcr.adapters.vllm.settings import Settings
 from nemo_dcr.cli.fleet import CALL_S, Fleet
 from nemo_dcr.cli.job import DemoJob
 from nemo_dcr.cli.processes import Child
-from nemo_dcr.cli.vllm_server import ENVIRONMENT
+from nemo_dcr.cli.vllm_server import ENVIRONMENT, SHUTDOWN_S
 from nemo_dcr.errors import EndpointLost
 from nemo_dcr.ids import InstanceId, ReceiverId
 from nemo_dcr.runtime.trace_file import declare_killed
@@ -28,6 +28,8 @@ from nemo_dcr.trace import LamportClock
 
 START_S = 900.0
 """Limit for a server to load the model and answer; seconds on an idle machine, minutes on a busy one."""
+STOP_S = SHUTDOWN_S + 10.0
+"""For a server that was told to end."""
 TOKENS = 12
 """Of a completion."""
 
@@ -53,9 +55,11 @@ class VllmFleet(Fleet):
 
     def close(self) -> None:
         """End every child process and release the sockets."""
-        super().close()
+        self.endpoints.close()
         for instance in self._urls:
+            self._children[instance].stop(STOP_S)
             self._children[instance].kill()  # what a server that was told to stop left behind
+        super().close()
 
     def _complete(self, url: str, prompt: str) -> str:
         body = {"model": "demo", "prompt": prompt, "max_tokens": TOKENS, "temperature": 0}

@@ -19,9 +19,12 @@ from collections.abc import Sequence
 LOOK_S = 0.5
 """How soon the end of the demo is noticed."""
 KV_CACHE_BYTES = 128 << 20
+SHUTDOWN_S = 15
+"""How long the engine may take to end; with vLLM's default of 0 it is killed before it has closed its trace."""
 FLAGS = (
     *("--dtype", "bfloat16", "--enforce-eager", "--max-model-len", "512", "--max-num-seqs", "4"),
     *("--kv-cache-memory-bytes", str(KV_CACHE_BYTES), "--served-model-name", "demo", "--host", "127.0.0.1"),
+    *("--shutdown-timeout", str(SHUTDOWN_S)),
     *("--middleware", "nemo_dcr.adapters.vllm.middleware.RequestGate"),
     *("--weight-transfer-config", json.dumps({"backend": "nemo_dcr"})),
 )

@@ -1,6 +1,7 @@
 """A real engine in a configuration that nobody proved ends at start-up, and says why.
 
-The other configurations are refused by the same call, see `tests/failures/test_group_e_in_vllm.py`.
+Where vLLM itself refuses a configuration on a CPU, its own reason is what is looked for. The rules themselves are
+tested without an engine in `tests/unit/adapters/test_support.py` and `tests/failures/test_group_e_in_vllm.py`.
 """
 
 from __future__ import annotations
@@ -15,15 +16,23 @@ from pathlib import Path
 import pytest
 
 from tests.engines import tiny
-from tests.engines.servers import environment
+from tests.engines.servers import Server, environment
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
 ROOT = Path(__file__).parents[2]
+DRAFT = "a draft model or MTP head"
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
-    return tiny.write_checkpoint(tmp_path_factory.mktemp("model") / "v0", tiny.qwen3())
+def checkpoints(tmp_path_factory):
+    """Directories by name; all but the first have a configuration only, and serve with dummy weights."""
+    directory = tmp_path_factory.mktemp("models")
+    dense = tiny.write_checkpoint(directory / "dense", tiny.qwen3())
+    return {
+        "dense": dense,
+        "fp8 blocks": tiny.write_config(directory / "blocks", tiny.qwen3(quantization_config=tiny.FP8_BLOCKS)),
+        "mtp": tiny.write_config(directory / "mtp", tiny.mimo()),
+    }
 
 
 def start(checkpoint, options, log):
@@ -31,7 +40,8 @@ def start(checkpoint, options, log):
         process = subprocess.Popen(
             [sys.executable, "-m", "tests.engines.start", str(checkpoint), json.dumps(options)],
             cwd=ROOT,
-            env=environment(),
+            # Engine core and single worker stay in one process: two imports of vLLM less.
+            env={**environment(), "VLLM_ENABLE_V1_MULTIPROCESSING": "0"},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -45,14 +55,36 @@ def start(checkpoint, options, log):
                 process.wait()
 
 
+N_GRAMS = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 2}
+DUMMY = {"load_format": "dummy"}
+
+
 @pytest.mark.parametrize(
-    ("options", "reason"),
+    ("model", "options", "reason"),
     [
-        pytest.param({"enable_lora": True}, "LoRA adapters", id="adapters"),
-        pytest.param({"enable_sleep_mode": True}, "Sleep mode is not supported", id="sleep, by vLLM itself"),
+        pytest.param("dense", {"enable_lora": True}, "LoRA adapters", id="adapters"),
+        pytest.param("dense", {"enable_sleep_mode": True}, "Sleep mode is not supported", id="sleep, by vLLM itself"),
+        pytest.param("dense", {"speculative_config": N_GRAMS}, DRAFT, id="draft by n-grams"),
+        pytest.param(
+            "mtp", {"speculative_config": {"method": "mtp", "num_speculative_tokens": 1}, **DUMMY}, DRAFT, id="MTP head"
+        ),
+        pytest.param("dense", {"quantization": "fp8"}, "quantization 'fp8'", id="quantized on loading"),
+        pytest.param("fp8 blocks", DUMMY, "quantization 'fp8'", id="FP8 block scales"),
+        pytest.param("dense", {"pipeline_parallel_size": 2}, "pipeline parallelism", id="pipeline"),
+        pytest.param(
+            "dense", {"data_parallel_size": 2}, r"LLM(data_parallel_size=2) is not supported", id="replicas, by vLLM"
+        ),
     ],
 )
-def test_an_engine_that_nobody_proved_ends_at_start_up_with_the_reason(options, reason, checkpoint, tmp_path):
-    assert start(checkpoint, options, tmp_path / "log") != 0
+def test_an_engine_that_nobody_proved_ends_at_start_up_with_the_reason(model, options, reason, checkpoints, tmp_path):
+    assert start(checkpoints[model], options, tmp_path / "log") != 0
     told = (tmp_path / "log").read_text(errors="replace")
     assert reason in told, told[-3000:]
+
+
+def test_a_server_of_several_replicas_ends_at_start_up_with_the_reason(checkpoints, tmp_path):
+    server = Server(checkpoints["dense"], tmp_path / "log", "--data-parallel-size", "2")
+    with server, pytest.raises(AssertionError, match="the server ended"):
+        server.wait()
+    told = server.log.read_text(errors="replace")
+    assert "data parallelism inside one engine" in told, told[-3000:]

@@ -1,7 +1,8 @@
 """Two real servers with the real 135M model: one driven over vLLM's own routes, one over the plugin's control socket.
 
 Requests stream through an asynchronous and a synchronous refit. Every answer is attributed to one version, answers of
-one version agree, and afterwards every stored bit of both servers is that of a dense load by vLLM.
+one version agree, and afterwards every stored bit of both servers is that of a dense load by vLLM, and every answer and
+log probability that of a fresh engine.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from nemo_dcr.runtime.addresses import wait_for_address
 from nemo_dcr.runtime.methods import DUMP, Nothing
 from nemo_dcr.testing.checkpoint import smollm2_checkpoint
 from tests.engines import tiny
+from tests.engines.fresh import fresh_answers
 from tests.engines.servers import START_S, Server
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(3000), pytest.mark.filterwarnings("default")]
@@ -169,6 +171,20 @@ def test_requests_stream_through_refits_and_every_bit_is_that_of_a_dense_load(st
     for found in stored.values():
         assert sorted(found) == sorted(wanted)
         assert [name for name in wanted if found[name] != wanted[name]] == []
+
+
+def test_refitted_servers_answer_as_a_fresh_engine_does(story, monkeypatch):
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    wanted, checksums = fresh_answers(story.checkpoints[2], list(PROMPTS), tokens=8)
+    assert HttpEngine(story.open.url).checksums() == checksums
+    assert len(checksums) > 100
+    for server in (story.open, story.locked):
+        for prompt, answer in zip(PROMPTS, wanted, strict=True):
+            status, version, body = server.complete(prompt)
+            assert (status, version) == (200, "2")
+            choice = body["choices"][0]
+            assert (tuple(choice["token_ids"]), tuple(choice["logprobs"]["token_logprobs"])) == answer
 
 
 def test_vllms_own_trainer_api_carries_out_whole_transitions(story):

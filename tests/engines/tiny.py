@@ -44,6 +44,24 @@ def nemotron_h(**options: Any) -> Any:
     return NemotronHConfig(**{**sizes, **mamba, **kinds, "architectures": ["NemotronHForCausalLM"], **options})
 
 
+def mimo(**options: Any) -> Any:
+    """A dense layer stack with one MTP head; vLLM knows the class, transformers its parts."""
+    from transformers import Qwen2Config
+
+    named = {"architectures": ["MiMoForCausalLM"], "num_nextn_predict_layers": 1}
+    return Qwen2Config(**{**COMMON, "tie_word_embeddings": False, **named, **options})
+
+
+FP8_BLOCKS = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [32, 32]}
+"""Of a checkpoint whose weights are FP8 with a scale for each block."""
+
+
+def write_config(directory: Path, config: Any) -> Path:
+    """A directory with nothing but `config.json`, for engines with dummy weights."""
+    config.save_pretrained(directory)
+    return directory
+
+
 def write_checkpoint(directory: Path, config: Any, seed: int = 0) -> Path:
     """A checkpoint with random BF16 weights, under the names that real checkpoints have."""
     from transformers import AutoModelForCausalLM
