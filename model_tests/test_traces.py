@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from tlc_trace import follow
 
 from model_tests import model, proved_lines
 from model_tests.conftest import Tally
-from model_tests.trace_export import Changes, Validated, validate
+from model_tests.trace_export import Changes, LineRejected, Validated, validate
 from model_tests.trace_files import Line, TraceIncomplete, read_directory
 from model_tests.trace_logs import HARMLESS, log_of
 from model_tests.trace_runs import Run, local, processes, rejected_payload, simulated, steady
@@ -80,13 +81,34 @@ def test_runs_of_real_nodes_with_tensors_and_loaders_are_behaviours(seed: int, t
 
 
 def test_a_run_of_processes_with_a_kill_is_a_behaviour(tmp_path: Path, tally: Tally) -> None:
-    traces = processes(tmp_path)
-    accepted = accepted_by_both(read_directory(traces))
+    traces, run = processes(tmp_path)
+    accepted = accepted_by_both(run.lines, run.changes)
     assert {"FailAttempt", "StartReceiver", "StartRestore"} <= accepted.actions
+    told = Counter(line.action for line in run.lines if "stored" in line.emitted.post)
+    assert {"StartReceiver", "StartApply", "ApplyItem", "Flush"} <= set(told)
+    place, unwritten = _unwritten(run.lines)
+    for reader in (validate, proved_lines.validate):
+        with pytest.raises(LineRejected, match="is the word of") as rejected:
+            reader(unwritten, run.changes)
+        assert rejected.value.number == place
     (traces / "killed.ndjson").unlink()
     with pytest.raises(TraceIncomplete, match="there is no end, and nobody killed e"):
         read_directory(traces)
     tally.add("traces")
+
+
+def _unwritten(lines: Sequence[Line]) -> tuple[int, list[Line]]:
+    """The run where the first applied item shows the words from before it, and the number of its line."""
+    place = next(place for place, line in enumerate(lines) if line.action == "ApplyItem")
+    node, emitted = lines[place].node, lines[place].emitted
+    before = next(line for line in reversed(lines[:place]) if line.node == node and "stored" in line.emitted.post)
+    post = {**emitted.post, "stored": before.emitted.post["stored"]}
+    assert post != emitted.post
+    return place + 1, [
+        *lines[:place],
+        replace(lines[place], emitted=replace(emitted, post=post)),
+        *lines[place + 1 :],
+    ]
 
 
 def test_accepted_traces_show_every_action(walked: list[Validated], quiet: Validated) -> None:

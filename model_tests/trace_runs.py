@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from model_tests.digest_engine import with_classes
 from model_tests.recorded import record_local, record_simulated
 from model_tests.storage_oracle import StorageOracle
 from model_tests.trace_export import Changes
@@ -138,9 +139,12 @@ def local(seed: int, faults: int = 4) -> Run:
     return Run(f"local {seed}", merged(stamped(lines), killed=lives - alive), oracle.changes)
 
 
-def processes(directory: Path) -> Path:
-    """Engine processes, sockets and files; an engine is killed in a stream and comes back. Returns its traces."""
-    cluster = SocketCluster(directory, {"e0": 1, "e1": 2}, processes=True)
+def processes(directory: Path) -> tuple[Path, Run]:
+    """Engine processes, sockets and files; an engine is killed in a stream and comes back.
+
+    Returns its traces, and their lines with the classes of what engines told of their storage.
+    """
+    cluster = SocketCluster(directory, {"e0": 1, "e1": 2}, processes=True, module="model_tests.digest_engine")
     victim = ReceiverId("e0/0")
     try:
         cluster.store.hold_after = 2
@@ -162,7 +166,8 @@ def processes(directory: Path) -> Path:
         cluster.until(Ready)
     finally:
         cluster.close()
-    return directory / "traces"
+    traces = directory / "traces"
+    return traces, Run("processes", with_classes(read_directory(traces), cluster.source, cluster.instances))
 
 
 def from_directory(directory: Path) -> Run:

@@ -45,7 +45,7 @@ from nemo_dcr.runtime.trace_file import FileTracer, declare_killed, write_journa
 from nemo_dcr.testing.local_oracle import DenseOracle, StoredBits
 from nemo_dcr.testing.local_source import LocalSource
 from nemo_dcr.testing.toy_loader import Composed, PadRows, Rule, Slice, ToyModel
-from nemo_dcr.trace import LamportClock
+from nemo_dcr.trace import LamportClock, Tracer
 from nemo_dcr.transport.base import Announcement, Buffer, Manifest, Publisher, Subscription, Transport
 from nemo_dcr.transport.object_store import FileObjectStore
 
@@ -107,9 +107,17 @@ def source(owners: int = 1) -> LocalSource:
 
 
 def engine(
-    directory: Path, instance: InstanceId, ranks: int, rank: int, transport: Transport | None = None
+    directory: Path,
+    instance: InstanceId,
+    ranks: int,
+    rank: int,
+    transport: Transport | None = None,
+    told: Callable[[ToyModel, Tracer], Tracer] = lambda model, tracer: tracer,
 ) -> tuple[ReceiverService, FileTracer]:
-    """A started engine rank that holds version 0, and its trace; it reads from the store if no transport is given."""
+    """A started engine rank that holds version 0, and its trace; it reads from the store if no transport is given.
+
+    Lines go through what `told` makes of the tracer.
+    """
     receiver = receiver_id(instance, rank)
     model = ToyModel(TENSORS, RULES, rank, ranks)
     DenseOracle(source(), RULES).load(model, NO_CANDIDATE)
@@ -121,7 +129,7 @@ def engine(
         model=model,
         transport=transport or FileObjectStore(directory / "store"),
         loaded_digest=b"version 0",
-        tracer=tracer,
+        tracer=told(model, tracer),
     )
     service = ReceiverService(node, clock)
     service.start()
@@ -155,8 +163,18 @@ class SocketCluster:
         *,
         processes: bool,
         transport: Callable[[], Transport] | None = None,
+        module: str = "tests.e2e.socket_cluster",
     ) -> None:
-        """`transport` opens one for each node on threads; without it payloads lie in the directory."""
+        """Start it.
+
+        Args:
+            directory: of addresses, record, traces and payloads.
+            instances: ranks by instance.
+            processes: engines are processes, not threads.
+            transport: opens one for each node on threads; without it payloads lie in the directory.
+            module: what an engine process runs.
+        """
+        self._module = module
         self.directory = directory
         self.instances = {InstanceId(name): ranks for name, ranks in instances.items()}
         self.source = source()
@@ -243,7 +261,7 @@ class SocketCluster:
                 self.kill(name)
             if self._processes:
                 arguments = [str(self.directory), instance, str(self.instances[instance]), str(rank)]
-                command = [sys.executable, "-m", "tests.e2e.socket_cluster", *arguments]
+                command = [sys.executable, "-m", self._module, *arguments]
                 self.children[name] = subprocess.Popen(command, cwd=Path(__file__).parents[2])
             else:
                 transport = self.transport_of(instance)
