@@ -62,7 +62,7 @@ def _converted(
     converters = [each for each in transforms if isinstance(each, WeightConverter)]
     by_pattern = {pattern: converter for converter in converters for pattern in converter.source_patterns}
     used: dict[str, Any] = {}
-    for name in sorted(given, key=dot_natural_key):  # type: ignore[no-untyped-call]
+    for name in sorted(given, key=dot_natural_key):
         target, pattern = rename_source_key(name, renamings, converters, model.base_model_prefix, shapes)
         if target not in shapes and name in shapes:
             target, pattern = rename_source_key(name, [], [], model.base_model_prefix, shapes)

@@ -91,7 +91,7 @@ def _bare(name: str) -> str:
 
 
 def _getter(owner: nn.Module, name: str) -> Callable[[], Tensor]:
-    return lambda: getattr(owner, name)  # type: ignore[no-any-return]
+    return lambda: getattr(owner, name)
 
 
 def _local(get: Callable[[], Tensor]) -> Callable[[], Tensor]:
