@@ -15,12 +15,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-import numpy as np
-
 from nemo_dcr.canonical import TensorMeta
 from nemo_dcr.errors import UnsupportedMapping
 from nemo_dcr.ids import OwnerId
-from nemo_dcr.source.maps import BoxMap
+from nemo_dcr.source.maps import BoxMap, overlapping
 from nemo_dcr.source.ownership import Shard, assign_owners
 from nemo_dcr.source.tasks import AffineTask, ResidualInput, ResidualTask
 
@@ -194,18 +192,5 @@ def check_cover(tensor: TensorMeta, boxes: Sequence[BoxMap]) -> None:
     if total != tensor.numel:
         detail = f"its shards hold {total} elements of {tensor.numel}: each needs exactly one owner"
         raise UnsupportedMapping(tensor.name, "SC1", detail)
-    if len(boxes) > 1 and _overlap(boxes):
+    if len(boxes) > 1 and overlapping(boxes):
         raise UnsupportedMapping(tensor.name, "SC1", "different shards of it overlap: an element has two owners")
-
-
-def _overlap(boxes: Sequence[BoxMap]) -> bool:
-    if len({box.view for box in boxes}) == 1:
-        begin = np.array([box.start for box in boxes], dtype=np.int64)
-        end = begin + np.array([box.extent for box in boxes], dtype=np.int64)
-        meets = ((begin[:, None] < end[None]) & (begin[None] < end[:, None])).all(axis=2)
-        return int(meets.sum()) > len(boxes)
-    runs = [box.runs() for box in boxes]
-    begin = np.concatenate([heads for heads, _ in runs])
-    end = np.concatenate([heads + length for heads, length in runs])
-    order = np.argsort(begin, kind="stable")
-    return bool((end[order][:-1] > begin[order][1:]).any())

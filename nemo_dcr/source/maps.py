@@ -12,6 +12,7 @@ Paper: Section 5 (pi_T, k = (i0 + i) w + y); Appendix A.1   Proofs: affine_desti
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -25,6 +26,8 @@ from nemo_dcr.errors import UnsupportedMapping
 from nemo_dcr.kernels.plain import Indices
 
 Shape = tuple[int, ...]
+FEW = 1024
+"""Boxes that are compared with each other pair by pair; the runs of more are sorted instead."""
 
 
 def row_major_strides(shape: Shape) -> Shape:
@@ -194,3 +197,20 @@ class BoxMap:
     def take(self, full: Words) -> Words:
         """A copy of the box of a flat full array, flat in source order."""
         return np.array(self.cut(full)).reshape(-1)
+
+
+def overlapping(boxes: Sequence[BoxMap]) -> bool:
+    """True iff two of these boxes of one tensor have an element in common."""
+    boxes = [box for box in boxes if box.domain]
+    if len(boxes) < 2:
+        return False
+    if len({box.view for box in boxes}) == 1 and len(boxes) <= FEW:
+        begin = np.array([box.start for box in boxes], dtype=np.int64)
+        end = begin + np.array([box.extent for box in boxes], dtype=np.int64)
+        meets = ((begin[:, None] < end[None]) & (begin[None] < end[:, None])).all(axis=2)
+        return int(meets.sum()) > len(boxes)
+    runs = [box.runs() for box in boxes]
+    begin = np.concatenate([heads for heads, _ in runs])
+    end = np.concatenate([heads + length for heads, length in runs])
+    order = np.argsort(begin, kind="stable")
+    return bool((end[order][:-1] > begin[order][1:]).any())

@@ -9,6 +9,7 @@ from nemo_dcr.canonical import TensorMeta
 from nemo_dcr.codec.records import Encoding, Item, PathClass
 from nemo_dcr.ids import OwnerId, Version
 from nemo_dcr.record import AttemptMode
+from nemo_dcr.source.classes import Handling, Mapping, MappingClass, classify
 from nemo_dcr.source.delta import DeltaOwner
 from nemo_dcr.source.exchange import LoneExchange
 from nemo_dcr.source.geometry import ShardKind, ShardRow, make_plan
@@ -17,32 +18,15 @@ from nemo_dcr.source.projection import Cast
 from nemo_dcr.source.residual import ResidualConverter
 from nemo_dcr.source.setup import agree_plan
 from nemo_dcr.source.tasks import AffineTask, Part, ResidualInput, ResidualTask
-
-HIDDEN, VOCAB, INNER, LAYERS, EXPERTS = 2048, 151936, 768, 48, 128
+from nemo_dcr.testing import paper_models
 
 
 def qwen3_30b_a3b() -> tuple[list[tuple[TensorMeta, int | None]], list[TensorMeta]]:
     """Affine tensors with the axis that a tensor-parallel degree splits (None: whole), and residual tensors."""
-    affine: dict[str, tuple[tuple[int, ...], int | None]] = {"model.norm.weight": ((HIDDEN,), None)}
-    residual = {"model.embed_tokens.weight": (VOCAB, HIDDEN), "lm_head.weight": (VOCAB, HIDDEN)}
-    for layer in range(LAYERS):
-        prefix = f"model.layers.{layer}."
-        for norm, size in (("input_layernorm", HIDDEN), ("post_attention_layernorm", HIDDEN)):
-            affine[f"{prefix}{norm}.weight"] = (size,), None
-        for norm in ("q_norm", "k_norm"):
-            affine[f"{prefix}self_attn.{norm}.weight"] = (128,), None
-        affine[f"{prefix}mlp.gate.weight"] = (EXPERTS, HIDDEN), None
-        affine[f"{prefix}self_attn.o_proj.weight"] = (HIDDEN, 32 * 128), 1
-        for kind, heads in (("q", 32), ("k", 4), ("v", 4)):
-            residual[f"{prefix}self_attn.{kind}_proj.weight"] = (heads * 128, HIDDEN)
-        for expert in range(EXPERTS):
-            for kind in ("gate", "up"):
-                affine[f"{prefix}mlp.experts.{expert}.{kind}_proj.weight"] = (INNER, HIDDEN), 0
-            affine[f"{prefix}mlp.experts.{expert}.down_proj.weight"] = (HIDDEN, INNER), 1
-    return (
-        [(TensorMeta(name, shape, "BF16"), axis) for name, (shape, axis) in affine.items()],
-        [TensorMeta(name, shape, "BF16") for name, shape in residual.items()],
-    )
+    axes = {MappingClass.SLICE: 0, MappingClass.COLUMN: 0, MappingClass.ROW: 1}
+    found = classify(paper_models.qwen3_30b_a3b(), Mapping.PAPER)
+    affine = [(row.tensor, axes.get(row.mapping)) for row in found.of(Handling.AFFINE)]
+    return affine, [row.tensor for row in found.of(Handling.RESIDUAL)]
 
 
 def rows_of(tensor: TensorMeta, axis: int | None, degree: int) -> list[ShardRow]:

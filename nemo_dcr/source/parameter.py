@@ -1,0 +1,60 @@
+"""Affine tasks of a parameter whose elements are those of several canonical tensors, by its index map.
+
+Each box of the map becomes one task that reads its own strided part of the local parameter, so that a fused or
+interleaved parameter is compared as it lies, and each canonical tensor gets its records without being assembled. A part
+that lies in one run is read in place; another one is copied when it is read, one box at a time.
+Not handled: projections other than the identity and a cast of the stored values (tensor_reader).
+
+Paper: Section 5 (affine tasks); Appendix A.1   Proofs: affine_destinations   Conditions: SC4, SC5
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from nemo_dcr.bits.tensors import dtype_name
+from nemo_dcr.errors import ConditionViolated, UnsupportedMapping
+from nemo_dcr.source.pieces import Piece
+from nemo_dcr.source.piecewise import IndexMap
+from nemo_dcr.source.tasks import AffineTask, tensor_reader
+
+
+def parameter_tasks(index_map: IndexMap, get: Callable[[], Tensor]) -> list[AffineTask]:
+    """The affine tasks of one parameter.
+
+    Args:
+        index_map: of the local parameter, this rank's shard.
+        get: the local parameter; its shape is that of the map. A parameter of another dtype than a canonical tensor is
+            cast to it, as FP32 masters of a BF16 policy are.
+
+    Raises: UnsupportedMapping (SC5) when the shape is another, or an element is put into the parameter twice.
+    """
+    index_map.check()
+    shape = tuple(get().shape)
+    if shape != index_map.shape:
+        name = ", ".join(tensor.name for tensor in index_map.tensors)
+        raise UnsupportedMapping(name, "SC5", f"the parameter has shape {shape}, its map {index_map.shape}")
+    held = dtype_name(get().dtype)
+    tasks = []
+    for piece in index_map.pieces:
+        convert = None if held == piece.tensor.dtype else piece.tensor.dtype
+        for part, box in piece.boxes():
+            read = tensor_reader(_part(get, index_map, part, box.label), box.label, convert=convert)
+            tasks.append(AffineTask.identity(box, read))
+    return tasks
+
+
+def _part(get: Callable[[], Tensor], index_map: IndexMap, part: Piece, key: str) -> Callable[[], Tensor]:
+    offset, sizes, strides = part.strided()
+
+    def strided() -> Tensor:
+        whole = get().detach()
+        if tuple(whole.shape) != index_map.shape:
+            detail = f"the parameter is {tuple(whole.shape)}, declared was {index_map.shape}; declare it anew"
+            raise ConditionViolated("SC4", key, detail)
+        whole = whole.contiguous()
+        return whole.as_strided(sizes, strides, whole.storage_offset() + offset)
+
+    return strided
