@@ -20,7 +20,7 @@ $(if $(DIRECTORY),,rm -rf "$$directory";) exit $$code
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm demo chaos test test-fast loaders loaders-all engines engines-all wan wan-all
+.PHONY: help setup setup-vllm demo chaos test test-fast servers loaders loaders-all engines engines-all wan wan-all
 .PHONY: spec spec-tests spec-deep proof model model-deep check format clean
 
 help: ## List the targets
@@ -51,10 +51,13 @@ demo: setup ## Train, refit and check a real model on this machine (options: ARG
 	$(BIN)/nemo-dcr demo $(ARGS)
 
 test: setup ## Every test, the slow ones included, but for those that have a target of their own
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m 'not proof and not spec and not model and not deep and not vllm and not wan' $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m 'not proof and not spec and not model and not deep and not vllm and not wan and not servers' $(ARGS)
 
 test-fast: setup ## The tests that need neither processes, nor Java, nor a real checkpoint
-	$(BIN)/python -m pytest -m 'not slow and not spec and not proof and not model and not deep and not vllm and not wan' $(ARGS)
+	$(BIN)/python -m pytest -m 'not slow and not spec and not proof and not model and not deep and not vllm and not wan and not servers' $(ARGS)
+
+servers: setup ## Object storage and the commit record against real servers: SeaweedFS (a wheel) and etcd (a Debian package)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m servers $(ARGS)
 
 loaders: setup-vllm ## vLLM's real loaders: a sample that the commit chooses, against docs/loader-paths.md
 	$(BIN)/python -m pytest -rP -m vllm tests/loaders tests/failures $(ARGS)

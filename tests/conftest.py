@@ -3,7 +3,8 @@
 `dev` is the default, `ci` is chosen where CI is set and repeats the same examples, `long` is for a night.
 Pick one by hand with HYPOTHESIS_PROFILE. The thread limit is set before torch is imported and is inherited by the
 processes that tests start. Files with slow tests come first: workers take whole files, and one that begins its longest
-file last keeps the others waiting. The servers `seaweedfs`, `moto` and `etcd` start once for each pytest process.
+file last keeps the others waiting. The servers `seaweedfs`, `moto` and `etcd` start once for each pytest process; a test
+that uses the first or the last of them has the marker `servers`, because they are programs of others.
 """
 
 from __future__ import annotations
@@ -61,7 +62,11 @@ def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
         yield server
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Bring the files with slow tests to the front; the order stays as it is otherwise."""
+    """Mark what needs a server; bring the files with slow tests to the front; the order stays as it is otherwise."""
+    for item in items:
+        if {"seaweedfs", "etcd"}.intersection(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.servers)
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)

@@ -164,6 +164,7 @@ def test_the_report_file_is_the_documented_schema(run: tuple[Path, dict, str]) -
     assert len(report.transitions) == 4
 
 
+@pytest.mark.servers
 def test_the_demo_runs_over_object_storage_that_it_starts(model: Path, tmp_path: Path) -> None:
     done = subprocess.run(
         [*COMMAND, "--model", str(model), "--run-dir", str(tmp_path / "d"), "--transport", "s3", "--steps", "1"],

@@ -239,6 +239,7 @@ def test_no_server_is_an_unknown_outcome(config: EtcdConfig) -> None:
         control.acquire_epoch()
 
 
+@pytest.mark.servers
 def test_a_full_database_needs_an_operator_and_can_still_be_read(tmp_path: Path) -> None:
     with EtcdServer(tmp_path, quota_bytes=4 << 20) as server:
         config = EtcdConfig(members=(server.address,), prefix="refits")
