@@ -29,7 +29,7 @@ from nemo_dcr.errors import ControlPlaneUnavailable
 from nemo_dcr.ids import Epoch
 from nemo_dcr.record import Committed, ControlPlane, Prepared
 from nemo_dcr.testing.control_calls import bootstrap, check_chain, check_journal, commit, prepare
-from nemo_dcr.testing.control_suite import ControlSuite
+from nemo_dcr.testing.control_clock_suite import ControlClockSuite
 
 WORKERS = 8
 PATIENCE_S = 120.0
@@ -74,7 +74,7 @@ def _add_version(control: ControlPlane, epoch: Epoch) -> int | None:
     return None
 
 
-class ControlProcessSuite(ControlSuite):
+class ControlProcessSuite(ControlClockSuite):
     """Tests for back ends that have a URL."""
 
     enough = 5

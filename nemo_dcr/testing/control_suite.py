@@ -306,36 +306,6 @@ class ControlSuite(ABC):
         watching.join(PATIENCE_S)
         assert seen == [successor(record, epoch, attempt)]
 
-    def test_skewed_clocks_cost_time_and_never_a_second_commit(self, tmp_path: Path) -> None:
-        slow, fast = ManualClock(1000.0), ManualClock(1000.0 + 2 * LIFETIME_S)
-        behind, ahead = self.open(tmp_path / "k", slow), self.open(tmp_path / "k", fast)
-        epoch, record = bootstrap(behind)
-        first = granted(prepare(behind, epoch, record))
-        # The same coordinator's clock jumps ahead: its commit is refused although no time passed, and a retry is
-        # fenced off.
-        assert refusal(commit(ahead, epoch, record, first)) is Refusal.DEADLINE
-        second = granted(prepare(ahead, epoch, record))
-        # Long after that deadline the clock that is behind still sees it in the future: only the latest attempt may
-        # commit.
-        slow.value += LIFETIME_S
-        assert refusal(commit(behind, epoch, record, first)) is Refusal.NOT_LATEST
-        reply = commit(behind, epoch, record, second)
-        assert isinstance(reply, Committed)
-        assert refusal(commit(ahead, epoch, record, second)) is Refusal.RECORD_MOVED
-        assert check_chain(ahead) == (record, reply.record)
-
-    def test_writers_with_skewed_clocks_lose_no_update(self, tmp_path: Path) -> None:
-        bootstrap(self.open(tmp_path / "k", ManualClock()))
-        handles = [self.open(tmp_path / "k", ManualClock(1000.0 + skew)) for skew in (-3600.0, 0.0, 40.0, 3600.0)]
-        epochs: list[Epoch | None] = [None] * len(handles)
-        acknowledged = []
-        for turn in range(2 * len(handles)):
-            each = turn % len(handles)
-            epochs[each], attempt = commit_once(handles[each], epochs[each])
-            acknowledged += [] if attempt is None else [attempt]
-        assert acknowledged
-        assert acknowledged == [record.attempt for record in check_chain(handles[0])[1:]]
-
     def test_threads_lose_no_update(self, tmp_path: Path) -> None:
         bootstrap(self.open(tmp_path / "k", ManualClock()))
         shared = self.open(tmp_path / "k", ManualClock())

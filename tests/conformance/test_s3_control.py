@@ -18,8 +18,8 @@ from nemo_dcr.control import s3
 from nemo_dcr.control.s3 import S3Control
 from nemo_dcr.control.s3_objects import S3RecordConfig
 from nemo_dcr.testing.control_calls import STEPS, Step
+from nemo_dcr.testing.control_clock_suite import ControlClockSuite
 from nemo_dcr.testing.control_process_suite import ControlServerSuite, ServerThatRestarts
-from nemo_dcr.testing.control_suite import ControlSuite
 from nemo_dcr.testing.seaweedfs import SeaweedServer
 from nemo_dcr.transport.s3_client import S3Credentials
 from tests.object_servers import BUCKET, ObjectServer, session_of
@@ -99,7 +99,7 @@ class TestOverSeaweedfs(ControlServerSuite):
             self.compare_with_rules(steps)
 
 
-class TestOverMoto(ControlSuite):
+class TestOverMoto(ControlClockSuite):
     rounds = 2
 
     @pytest.fixture(autouse=True)
