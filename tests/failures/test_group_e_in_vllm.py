@@ -121,6 +121,21 @@ def test_configurations_that_vllm_accepts_and_nobody_proved_are_refused(case, wo
         require_supported(EngineArgs(**common, **options).create_engine_config())
 
 
+def test_e8_a_quantized_model_is_refused_before_it_is_built(workshop, selected):
+    """Building it may end in an error of a kernel, which says nothing about refits."""
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.model_executor.model_loader import base_loader
+
+    from nemo_dcr.adapters.vllm.plugin import register
+    from nemo_dcr.errors import OperatorNeeded
+
+    register()
+    common = {"model": str(workshop.of("llama")[0]), "skip_tokenizer_init": True, "dtype": "bfloat16"}
+    config = EngineArgs(**common, quantization="fp8", **selected).create_engine_config()
+    with pytest.raises(OperatorNeeded, match="quantization 'fp8'"):
+        base_loader.initialize_model(vllm_config=config)
+
+
 @pytest.mark.parametrize("equal", [True, False])
 def test_b4_a_head_that_vllm_ties_again_is_refused_and_a_different_one_is_exact(equal, tmp_path, selected):
     """The configuration ties the head, the checkpoint carries one; vLLM shares the storage again where they agree."""

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
-from vllm.config.vllm import get_current_vllm_config_or_none
+from vllm.config.vllm import VllmConfig, get_current_vllm_config_or_none
 from vllm.model_executor.layers import utils
 from vllm.model_executor.layers.fused_moe.experts import cpu_moe
 
@@ -29,7 +29,12 @@ _MARK = "keeps_loader_layout"
 def is_selected() -> bool:
     """The worker that runs now was started with this engine."""
     config = get_current_vllm_config_or_none()
-    transfer = None if config is None else config.weight_transfer_config
+    return config is not None and selects(config)
+
+
+def selects(config: VllmConfig) -> bool:
+    """The configuration selects this engine."""
+    transfer = config.weight_transfer_config
     return transfer is not None and transfer.backend == BACKEND
 
 

@@ -22,7 +22,8 @@ def refusals(config: VllmConfig) -> list[str]:
     parallel, found = config.parallel_config, []
     if parallel.pipeline_parallel_size > 1:
         found.append("pipeline parallelism: a stage would not take every tensor; set --pipeline-parallel-size 1")
-    if parallel.data_parallel_size > 1:
+    # Replicas of a dense model are told that they are alone; all but the first still have their number.
+    if parallel.data_parallel_size > 1 or getattr(parallel, "data_parallel_index", 0) > 0:
         found.append("data parallelism inside one engine: start one engine for each replica instead")
     if getattr(parallel, "_api_process_count", 1) > 1:
         found.append("several API server processes: each would have a gate of its own; set --api-server-count 1")

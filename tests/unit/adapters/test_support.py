@@ -42,6 +42,7 @@ def test_a_plain_configuration_is_supported():
     [
         ({"parallel_config__pipeline_parallel_size": 2}, "pipeline parallelism"),
         ({"parallel_config__data_parallel_size": 2}, "data parallelism"),
+        ({"parallel_config__data_parallel_index": 1}, "data parallelism"),
         ({"parallel_config__enable_eplb": True}, "load balancing"),
         ({"parallel_config___api_process_count": 2}, "several API server processes"),
         ({"model_config__quantization": "fp8"}, "quantization 'fp8'"),
