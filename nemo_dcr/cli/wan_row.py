@@ -34,7 +34,7 @@ _DIRECTIONS = {
     RELAY: ((regions.TRAINING, regions.ROLLOUT),),
     STORE: ((regions.TRAINING, regions.STORE), (regions.STORE, regions.ROLLOUT)),
 }
-_DOWNLOADS = {RELAY: (), STORE: ("fetch",)}
+_DOWNLOADS = {RELAY: (), STORE: ("download",)}
 _SECONDS = ("latency_s", "check_s", "construction_s", "transport_s", "finalization_s")
 
 

@@ -22,7 +22,7 @@ from nemo_dcr.ids import AttemptId, PayloadKey
 from nemo_dcr.receiver.apply import Applier
 from nemo_dcr.receiver.ingest import DecodedPayload, Ingest
 from nemo_dcr.runtime.timings import StageClock
-from nemo_dcr.transport.base import Announcement, Subscription
+from nemo_dcr.transport.base import Announcement, Downloading, Subscription
 
 
 class ReceiverStages:
@@ -86,6 +86,9 @@ class ReceiverStages:
         """The announced payload. Raises: AttemptFailed when it is missing, not valid, or another than announced."""
         with self._timings.stage(self.attempt, "fetch", str(found.key)):
             data = self.subscription.fetch(found)
+        if isinstance(self.subscription, Downloading):
+            for key, begin, end in self.subscription.take_downloads():
+                self._timings.span(self.attempt, "download", str(key), begin, end)
         with self._timings.stage(self.attempt, "verify", str(found.key)):
             verified = verify_payload(data, limits=self._codec)
         if (verified.key, verified.digest) != (found.key, found.digest):

@@ -22,7 +22,7 @@ from nemo_dcr.runtime.timings import Span, Timings
 
 CONSTRUCTION = ("construct", "encode")
 TRANSPORT = ("publish",)
-_ROWS = ("construct", "encode", "publish", "fetch", "verify", "decode", "apply", "baseline")
+_ROWS = ("construct", "encode", "publish", "download", "fetch", "verify", "decode", "apply", "baseline")
 """Rows of a node from top to bottom; stages that are not named here come after them."""
 _MICROSECONDS = 1e6
 

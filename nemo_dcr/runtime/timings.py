@@ -108,6 +108,13 @@ class StageClock:
                 if len(found.spans) < SPANS_KEPT:
                     found.spans.append(Span(name, begin, end, detail))
 
+    def span(self, attempt: AttemptId, name: str, detail: str, begin: float, end: float) -> None:
+        """Keep an interval that somebody else measured by the monotonic clock; it adds nothing to the stage."""
+        with self._lock:
+            found = self._of(attempt)
+            if len(found.spans) < SPANS_KEPT:
+                found.spans.append(Span(name, EPOCH_AT_ZERO + begin, EPOCH_AT_ZERO + end, detail))
+
     def add(self, attempt: AttemptId, name: str, seconds: float) -> None:
         """Add elapsed seconds to a stage."""
         with self._lock:

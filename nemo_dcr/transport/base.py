@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from nemo_dcr.ids import AttemptId, OwnerId, PayloadKey
 
@@ -93,6 +93,15 @@ class Subscription(Protocol):
 
     def stop(self) -> None:
         """Stop delivery; a blocked poll returns None promptly."""
+        ...
+
+
+@runtime_checkable
+class Downloading(Protocol):
+    """A subscription that downloads beside its caller, and says when."""
+
+    def take_downloads(self) -> list[tuple[PayloadKey, float, float]]:
+        """Begin and end, by the monotonic clock, of every download that has ended and was not told before."""
         ...
 
 

@@ -72,6 +72,7 @@ class S3Subscription:
         self._ahead: dict[PayloadKey, tuple[Announcement, Future[bytes]]] = {}
         self._is_read = False
         """Somebody fetches what is announced."""
+        self._downloads: deque[tuple[PayloadKey, float, float]] = deque()
         self._stopped = threading.Event()
 
     def poll(self, timeout_s: float) -> Announcement | Manifest | None:
@@ -113,6 +114,13 @@ class S3Subscription:
             wanted = ahead[1] if ahead is not None and ahead[0] == announcement else self._start(announcement)
             self._read_ahead()
         return await_answer(wanted, lambda: self._while_fetching(key))
+
+    def take_downloads(self) -> list[tuple[PayloadKey, float, float]]:
+        """See `Downloading`; the frames that are read alone do not count."""
+        taken = []
+        while self._downloads:
+            taken.append(self._downloads.popleft())
+        return taken
 
     def stop(self) -> None:
         """Stop delivery; a blocked poll or fetch returns promptly. Downloads end at their next block."""
@@ -196,7 +204,10 @@ class S3Subscription:
         name = self._name(key)
         if not whole:
             return read_announcement(self._bucket, key, name, self._check_look)
-        return read_object(self._bucket, key, name, self._check_look, limit=SMALL_BYTES)
+        begin = time.monotonic()
+        found = read_object(self._bucket, key, name, self._check_look, limit=SMALL_BYTES)
+        self._downloads.append((key, begin, time.monotonic()))
+        return found
 
     def _deliver(self, known: _Set, entries: Sequence[Announcement | Manifest], body: bytes | None = None) -> None:
         """Hand entries on to polls; `body` is that of the only entry, where it was read with it."""
@@ -248,6 +259,7 @@ class S3Subscription:
         deadline = time.monotonic() + config.missing_after_s
         pause_s = _RETRY_FIRST_S
         while True:
+            begin = time.monotonic()
             found = read_object(
                 self._bucket,
                 key,
@@ -257,6 +269,7 @@ class S3Subscription:
                 wanted=announcement,
             )
             if found is not None and found.announcement == announcement:
+                self._downloads.append((key, begin, time.monotonic()))
                 return found.body
             self._check_running(key)
             if time.monotonic() >= deadline:

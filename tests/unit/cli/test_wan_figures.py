@@ -183,7 +183,7 @@ def test_bounds_cover_overlaps_once_and_only_inside_the_window() -> None:
         construct_began=10.0,
         baseline_updated=16.0,
     )
-    node = timings("r1/0", ("fetch", 11.0, 15.5), ("fetch", 15.0, 20.0), apply_ended=15.0)
+    node = timings("r1/0", ("download", 11.0, 15.5), ("download", 15.0, 20.0), apply_ended=15.0)
     refit = RefitTimeline("x", (owner,), (node,))
     assert construction_bound_s(refit) == 2.0
     assert transport_bound_s(refit, RELAY) == 3.0

@@ -360,6 +360,10 @@ def test_new_payloads_are_looked_for_while_one_is_downloaded(faulty: tuple[Fault
         assert fetching.result(PATIENCE_S) == body_of(key_of(0))
         assert subscription.poll(PATIENCE_S) == second
         assert subscription.fetch(second) == body_of(key_of(1))
+        told = subscription.take_downloads()
+        assert {key for key, _, _ in told} == {key_of(0), key_of(1)}
+        assert all(begin < end for _, begin, end in told)
+        assert subscription.take_downloads() == []
         assert [each.range for each in reads_of_the_second()] == [""], "a small object is read once, and whole"
         subscription.stop()
 
