@@ -101,6 +101,19 @@ def test_the_latency_factor_is_demanded_of_the_mean_and_of_the_median_but_not_of
     assert latency_unmet(typical(slow)) != []
 
 
+def test_a_run_that_tells_the_latency_factor_fails_for_everything_else() -> None:
+    slow = replace(GOOD, latency_s=6.0)
+    demanding, telling = Outcome(), Outcome(tells_latency=True)
+    for outcome in (demanding, telling):
+        outcome.judge_latency(slow)
+        assert outcome.means == [slow]
+    assert (len(demanding.unmet), demanding.told) == (1, [])
+    assert (telling.unmet, telling.told) == ([], demanding.unmet)
+    assert report(telling)["told"] == demanding.unmet
+    telling.unmet += replace(GOOD, latency_s=3.9).unmet()
+    assert report(telling)["ok"] is False
+
+
 def test_a_mean_takes_every_figure_of_every_refit() -> None:
     other = replace(GOOD, number=5, transport_s=2.0, v_payload=3_000_000, change_rate=0.05, payloads=44)
     mean = typical([GOOD, replace(other, crossed=replace(GOOD.crossed, payload=3_010_000, heads=2))])
