@@ -3,8 +3,8 @@
 `dev` is the default, `ci` is chosen where CI is set and repeats the same examples, `long` is for a night.
 Pick one by hand with HYPOTHESIS_PROFILE. The thread limit is set before torch is imported and is inherited by the
 processes that tests start. Files with slow tests come first: workers take whole files, and one that begins its longest
-file last keeps the others waiting. The servers `seaweedfs`, `moto` and `etcd` start once for each pytest process; a test
-that uses the first or the last of them has the marker `servers`, because they are programs of others.
+file last keeps the others waiting. The servers `seaweedfs`, `moto` and `etcd` start once for each pytest process. A
+test that uses the first or the last of them has the marker `servers`, because they are programs of others.
 """
 
 from __future__ import annotations
