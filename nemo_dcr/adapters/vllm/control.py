@@ -4,7 +4,8 @@ The middleware `RequestGate` starts it when the server was given
 `--additional-config '{"nemo_dcr": {"control": "DIRECTORY"}}'`; its address is published there as `front-INSTANCE`. vLLM
 then runs without VLLM_SERVER_DEV_MODE, so nobody can pause it, or start an update, through the port that serves
 requests. `SocketEngine` is the driver's side.
-Not handled: keys for this socket. It is plaintext, and therefore listens on loopback only.
+Beyond loopback both sides need keys, as for every control socket (runtime.control_keys).
+Not handled: what an admitted driver may ask for; it may ask for everything here.
 
 Paper: Section 7 (gate); Appendix B (control calls)   Spec: CloseGate, OpenGate
 """
@@ -28,8 +29,9 @@ from nemo_dcr.errors import EngineTrouble
 from nemo_dcr.ids import Version
 from nemo_dcr.runtime.addresses import Address, new_incarnation, publish_address
 from nemo_dcr.runtime.methods import Done
-from nemo_dcr.runtime.rpc import Method, NoReply, Peer, Respond, Server, call
+from nemo_dcr.runtime.rpc import LOOPBACK, PLAINTEXT, Method, NoReply, Peer, Respond, Server, call
 from nemo_dcr.trace import LamportClock
+from nemo_dcr.transport.relay.keys import Security
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +50,30 @@ ENGINE_CALL = Method("EngineCall", EngineCall, Done)
 class FrontControl:
     """Carries out the driver's calls on the server's own event loop."""
 
-    def __init__(self, engine: Any, gate: Gate, directory: Path, instance: str) -> None:
-        """`engine` is vLLM's engine client. Call it on the server's event loop."""
+    def __init__(
+        self,
+        engine: Any,
+        gate: Gate,
+        directory: Path,
+        instance: str,
+        *,
+        listen: str = LOOPBACK,
+        security: Security = PLAINTEXT,
+    ) -> None:
+        """`engine` is vLLM's engine client. Call it on the server's event loop.
+
+        Raises: InvalidConfig when `security` does not allow `listen`, or it is taken.
+        """
         self._client = EngineClient(engine, gate, "front")
         self._loop = asyncio.get_running_loop()
         self._running: set[asyncio.Task[None]] = set()
-        self._server = Server(f"front-{instance}", LamportClock())
+        self._server = Server(f"front-{instance}", LamportClock(), listen, security=security)
         self._server.register(ENGINE_CALL, self._take)
         self._server.start()
         name = f"front-{instance}"
-        publish_address(directory, Address(name, self._server.address, new_incarnation(directory, name), os.getpid()))
+        key = security.keys.public if security.keys is not None else ""
+        incarnation = new_incarnation(directory, name)
+        publish_address(directory, Address(name, self._server.address, incarnation, os.getpid(), key))
 
     def close(self) -> None:
         """Stop answering."""
@@ -89,9 +105,16 @@ class FrontControl:
 class SocketEngine:
     """An engine behind the plugin's control socket; used by one thread."""
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: Address, security: Security = PLAINTEXT) -> None:
+        """Connect to a front. Raises: InvalidConfig when `security` does not allow the address."""
         self._context: zmq.Context[Any] = zmq.Context()
-        self._peer = Peer(address.name, address.address, LamportClock(), self._context)
+        try:
+            self._peer = Peer(
+                address.name, address.address, LamportClock(), self._context, key=address.key, security=security
+            )
+        except BaseException:
+            self._context.term()
+            raise
 
     def attach(self, settings: Settings) -> None:
         """As `EngineApi.attach`. Raises: EngineTrouble."""

@@ -26,8 +26,9 @@ from nemo_dcr.ids import ReceiverId, instance_of, receiver_id
 from nemo_dcr.runtime.addresses import Address, wait_for_address
 from nemo_dcr.runtime.endpoints import SocketEndpoints
 from nemo_dcr.runtime.methods import ENGINE, SERVING, TROUBLE, EngineView, Nothing, Serving, Trouble
-from nemo_dcr.runtime.rpc import Bulk, Method
+from nemo_dcr.runtime.rpc import PLAINTEXT, Bulk, Method
 from nemo_dcr.trace import LamportClock
+from nemo_dcr.transport.relay.keys import Security
 
 logger = logging.getLogger(__name__)
 
@@ -39,9 +40,10 @@ LOAN = Loan(idle_s=0.1, at_most_s=30.0)
 class EngineEndpoints(SocketEndpoints):
     """Socket endpoints with a driver for each engine instance."""
 
-    def __init__(self, clock: LamportClock) -> None:
-        super().__init__(clock)
-        self._shared_clock = clock
+    def __init__(self, clock: LamportClock, security: Security = PLAINTEXT) -> None:
+        """`security` is the coordinator's: its key pair, where ranks answer beyond loopback."""
+        super().__init__(clock, security)
+        self._shared_clock, self._shared_security = clock, security
         self._drivers: dict[str, EngineDriver] = {}
 
     def add_engine(self, engine: EngineApi, settings: Settings, ranks: int, timeout_s: float = 60.0) -> list[Address]:
@@ -55,7 +57,9 @@ class EngineEndpoints(SocketEndpoints):
         found = [wait_for_address(settings.addresses, receiver, timeout_s) for receiver in receivers]
         for receiver, address in zip(receivers, found, strict=True):
             self.add_receiver(receiver, address)
-        driver = EngineDriver(engine, dict(zip(receivers, found, strict=True)), self._shared_clock)
+        driver = EngineDriver(
+            engine, dict(zip(receivers, found, strict=True)), self._shared_clock, self._shared_security
+        )
         self._drivers[settings.instance] = driver
         driver.start()
         return found
@@ -90,11 +94,17 @@ class EngineEndpoints(SocketEndpoints):
 class EngineDriver:
     """Keeps one engine instance in step with the gates of its ranks, on a thread of its own."""
 
-    def __init__(self, engine: EngineApi, ranks: dict[ReceiverId, Address], clock: LamportClock) -> None:
+    def __init__(
+        self,
+        engine: EngineApi,
+        ranks: dict[ReceiverId, Address],
+        clock: LamportClock,
+        security: Security = PLAINTEXT,
+    ) -> None:
         """`engine` is attached and paused, or was resumed by a driver before this one."""
         self.ranks = dict(ranks)
         self._engine = engine
-        self._ranks = SocketEndpoints(clock)
+        self._ranks = SocketEndpoints(clock, security)
         for receiver, address in ranks.items():
             self._ranks.add_receiver(receiver, address)
         self._resumed = False

@@ -31,6 +31,7 @@ from nemo_dcr.adapters.vllm.settings import Settings
 from nemo_dcr.adapters.vllm.support import require_supported
 from nemo_dcr.adapters.vllm.transforms import Transform, require_loader_layout, transforms_of
 from nemo_dcr.errors import OperatorNeeded
+from nemo_dcr.runtime.rpc import LOOPBACK
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +46,8 @@ class Init(WeightTransferInitInfo):
     run: str
     prove_load: bool = True
     post_apply_check: bool = False
+    listen: str = LOOPBACK
+    keys: str = ""
 
 
 @dataclass

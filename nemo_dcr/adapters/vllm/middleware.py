@@ -100,8 +100,17 @@ def _control_socket(gate: Admission, scope: Scope) -> Iterator[None]:
         yield
         return
     from nemo_dcr.adapters.vllm.control import FrontControl
+    from nemo_dcr.runtime.rpc import LOOPBACK, PLAINTEXT
+    from nemo_dcr.transport.relay.keys import read_security
 
-    front = FrontControl(engine, gate, Path(wanted["control"]), str(wanted.get("instance", "engine")))
+    front = FrontControl(
+        engine,
+        gate,
+        Path(wanted["control"]),
+        str(wanted.get("instance", "engine")),
+        listen=str(wanted.get("listen", LOOPBACK)),
+        security=read_security(Path(wanted["keys"])) if "keys" in wanted else PLAINTEXT,
+    )
     try:
         yield
     finally:

@@ -52,9 +52,11 @@ class RankReceiver:
     ) -> None:
         """Begin to answer. `loaded_digest` names the checkpoint in the storage, or is empty when nobody knows.
 
-        Raises: TransportFailed when the payload store cannot be opened.
+        Raises: TransportFailed when the payload store cannot be opened; InvalidConfig for keys that are missing, or
+        that do not allow where it is to listen.
         """
         self.settings = settings
+        security = settings.security
         self.forwards_refused = 0
         receiver = receiver_id(settings.name, rank)
         clock, incarnation = LamportClock(), new_incarnation(settings.addresses, receiver)
@@ -70,9 +72,14 @@ class RankReceiver:
             refit=RefitConfig(post_apply_check=settings.post_apply_check),
             loaded_digest=loaded_digest,
         )
-        self._service = ReceiverService(self.node, clock)
+        try:
+            self._service = ReceiverService(self.node, clock, settings.listen, security)
+        except BaseException:
+            self._tracer.close()
+            raise
         self._service.start()
-        publish_address(settings.addresses, Address(receiver, self._service.address, incarnation, os.getpid()))
+        key = security.keys.public if security.keys is not None else ""
+        publish_address(settings.addresses, Address(receiver, self._service.address, incarnation, os.getpid(), key))
 
     @property
     def alive(self) -> bool:

@@ -15,6 +15,8 @@ from typing import Any
 
 from nemo_dcr.errors import InvalidConfig
 from nemo_dcr.ids import InstanceId
+from nemo_dcr.runtime.rpc import LOOPBACK, PLAINTEXT
+from nemo_dcr.transport.relay.keys import Security, read_security
 
 BACKEND = "nemo_dcr"
 """The name of the weight-transfer engine in vLLM's registry."""
@@ -36,9 +38,13 @@ class Settings:
     """Load the start checkpoint once more through a digest, so that the first record needs no payloads."""
     post_apply_check: bool = False
     """Read every written tensor back and compare its stored bits."""
+    listen: str = LOOPBACK
+    """Where every rank answers control calls; beyond loopback it needs `keys`."""
+    keys: str = ""
+    """Key directory on the ranks' hosts (`nemo-dcr keys new`), whose list names the coordinator's key."""
 
     def __post_init__(self) -> None:
-        for field in ("instance", "directory", "store", "run"):
+        for field in ("instance", "directory", "store", "run", "listen"):
             value = getattr(self, field)
             if not isinstance(value, str) or not value:
                 raise InvalidConfig(f"init_info.{field}", f"{value!r} is not a name; give a string")
@@ -68,6 +74,11 @@ class Settings:
     def traces(self) -> Path:
         """Where ranks write their traces."""
         return Path(self.directory) / "traces"
+
+    @property
+    def security(self) -> Security:
+        """What a rank proves itself with and whom it admits. Raises: InvalidConfig."""
+        return read_security(Path(self.keys)) if self.keys else PLAINTEXT
 
     def init_info(self) -> dict[str, Any]:
         """The same as the JSON object that vLLM hands to every rank."""

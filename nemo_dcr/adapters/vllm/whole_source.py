@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -52,6 +53,7 @@ from nemo_dcr.runtime.addresses import Address, new_incarnation
 from nemo_dcr.runtime.coordinator import Coordinator
 from nemo_dcr.runtime.methods import PREWARM, Prewarm
 from nemo_dcr.runtime.owner_node import OwnerNode
+from nemo_dcr.runtime.rpc import PLAINTEXT
 from nemo_dcr.runtime.serve import OwnerService, rows
 from nemo_dcr.runtime.trace_file import FileTracer
 from nemo_dcr.source.delta import DeltaOwner
@@ -61,6 +63,7 @@ from nemo_dcr.source.setup import agree_plan
 from nemo_dcr.source.tasks import AffineTask
 from nemo_dcr.trace import LamportClock
 from nemo_dcr.transport.object_store import FileObjectStore
+from nemo_dcr.transport.relay.keys import Security
 
 OWNER = OwnerId(0)
 PREWARM_S = 600.0
@@ -126,8 +129,19 @@ class WholeTrainer:
         run: str = "run",
         refit: RefitConfig | None = None,
         codec: CodecConfig | None = None,
+        security: Security = PLAINTEXT,
     ) -> None:
-        """`tensors` are version 0; `record` is the URL of the commit record, by default a file in `directory`."""
+        """Open the record and the store, and capture version 0.
+
+        Args:
+            directory: of the run, shared with the engines.
+            tensors: version 0.
+            record: URL of the commit record, by default a file in `directory`.
+            run: name of the run in the store.
+            refit: the protocol's times and choices.
+            codec: how payloads are cut and coded.
+            security: the coordinator's key pair, where engines answer beyond loopback (`Settings.listen`, `keys`).
+        """
         self.directory = Path(directory)
         self._run = run
         self._refit = refit or RefitConfig()
@@ -137,7 +151,7 @@ class WholeTrainer:
         self.weights = WholeWeights(tensors)
         self._tracers: list[FileTracer] = []
         self._clock = LamportClock()
-        self.endpoints = EngineEndpoints(self._clock)
+        self.endpoints = EngineEndpoints(self._clock, security)
         self._store = FileObjectStore(self.directory / "store", run=run)
         self._control = open_control(record or f"sqlite:///{self.directory / 'record.sqlite'}")
         self._classes: dict[ReceiverId, dict[str, PathClass]] = {}
@@ -145,8 +159,8 @@ class WholeTrainer:
         self._coordinator: Coordinator | None = None
         self._node, self._owner = self._start_owner(codec or CodecConfig())
 
-    def settings(self, instance: str, **options: bool) -> Settings:
-        """What an engine of this run is told."""
+    def settings(self, instance: str, **options: Any) -> Settings:
+        """What an engine of this run is told; `options` are further fields of `Settings`."""
         return Settings(
             instance=instance,
             directory=str(self.directory),
@@ -155,7 +169,7 @@ class WholeTrainer:
             **options,
         )
 
-    def add_engine(self, engine: EngineApi, instance: str, ranks: int = 1, **options: bool) -> None:
+    def add_engine(self, engine: EngineApi, instance: str, ranks: int = 1, **options: Any) -> None:
         """Attach and prewarm an engine, in the place of an earlier life of it.
 
         Raises: UnsupportedLoaderPath; EngineTrouble; EndpointLost; OperatorNeeded when a rank was not prewarmed.

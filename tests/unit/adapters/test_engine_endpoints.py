@@ -14,13 +14,20 @@ from nemo_dcr.adapters.vllm.whole_source import WholeTrainer
 from nemo_dcr.bits.tensors import tensor_from_words
 from nemo_dcr.canonical import TensorMeta
 from nemo_dcr.config import CodecConfig, GateMode, RefitConfig
-from nemo_dcr.errors import EngineTrouble, OperatorNeeded
+from nemo_dcr.errors import EndpointLost, EngineTrouble, InvalidConfig, OperatorNeeded
+from nemo_dcr.ids import ReceiverId
 from nemo_dcr.protocol.coordinator_events import AttemptEnded
 from nemo_dcr.protocol.tags import TagKind
+from nemo_dcr.runtime.addresses import read_addresses
+from nemo_dcr.runtime.endpoints import SocketEndpoints
+from nemo_dcr.runtime.methods import DUMP, Nothing
+from nemo_dcr.runtime.rpc import PLAINTEXT
 from nemo_dcr.runtime.trace_file import read_trace
 from nemo_dcr.testing.local_oracle import stored_bits
 from nemo_dcr.testing.source_cases import changed_words, random_words
 from nemo_dcr.testing.toy_loader import Composed, PadRows, Slice, ToyModel
+from nemo_dcr.trace import LamportClock
+from nemo_dcr.transport.relay.keys import Security, new_keys
 
 TENSORS = (
     TensorMeta("a.w", (8, 4), "BF16"),
@@ -107,13 +114,13 @@ class LoopEngine:
 class Story:
     """A trainer, engines and what each version's storage must be."""
 
-    def __init__(self, directory):
+    def __init__(self, directory, **options):
         self.rng = np.random.default_rng(3)
         self.words = {meta.name: random_words(self.rng, meta.dtype, meta.numel) for meta in TENSORS}
         self.first = self.tensors()
         self.dense: dict[str, dict[int, tuple]] = {}
         self.engines: list[LoopEngine] = []
-        self.trainer = WholeTrainer(directory, self.first, refit=REFIT, codec=CODEC)
+        self.trainer = WholeTrainer(directory, self.first, refit=REFIT, codec=CODEC, **options)
 
     def tensors(self):
         return [(m.name, tensor_from_words(self.words[m.name].copy(), m.dtype, m.shape)) for m in TENSORS]
@@ -244,3 +251,41 @@ def test_a_fault_on_the_lent_thread_ends_the_receiver_and_not_the_engine(story, 
     monkeypatch.setattr(engine.receivers[0].node, "work", fault)
     engine.lend(Loan(0.01, 1.0))
     assert not engine.receivers[0].alive
+
+
+def test_engines_with_keys_are_refitted_by_who_is_listed_and_by_nobody_else(tmp_path):
+    """On an address beyond loopback, where plaintext is not served."""
+    server, driver, stranger = (new_keys(tmp_path / name) for name in ("server", "driver", "stranger"))
+    (tmp_path / "server" / "allowed.keys").write_text(f"{driver.public}\n")
+    (tmp_path / "driver" / "allowed.keys").write_text(f"{server.public}\n")
+    story = Story(tmp_path / "run", security=Security(keys=driver))
+    listening = {"listen": "tcp://0.0.0.0:*", "keys": str(tmp_path / "server")}
+    try:
+        engine = story.engine(1)
+        story.trainer.add_engine(engine, "a", 1, **listening)
+        story.trainer.begin()
+        story.trainer.refit(story.step())
+        assert story.stored(engine) == story.expected(1)
+        (address,) = [each for each in read_addresses(tmp_path / "run" / "addresses") if each.name == "a/0"]
+        assert address.key == server.public
+        endpoints = SocketEndpoints(LamportClock(), Security(keys=stranger))
+        endpoints.add_receiver(ReceiverId("a/0"), address)
+        with pytest.raises(EndpointLost, match="does not admit this key"):
+            endpoints.call_receivers(DUMP, Nothing(), 5.0)
+        endpoints.close()
+        endpoints = SocketEndpoints(LamportClock(), PLAINTEXT)
+        with pytest.raises(InvalidConfig, match="no key pair"):
+            endpoints.add_receiver(ReceiverId("a/0"), address)
+        endpoints.close()
+    finally:
+        story.close()
+
+
+def test_an_engine_does_not_listen_beyond_loopback_without_keys(tmp_path):
+    story = Story(tmp_path / "run")
+    try:
+        engine = story.engine(1)
+        with pytest.raises(InvalidConfig, match="not a loopback address"):
+            story.trainer.add_engine(engine, "a", 1, listen="tcp://0.0.0.0:*")
+    finally:
+        story.close()

@@ -12,9 +12,11 @@ from nemo_dcr.adapters.vllm.admission import Admission
 from nemo_dcr.adapters.vllm.control import EngineCall, FrontControl, SocketEngine
 from nemo_dcr.adapters.vllm.rank import Loan
 from nemo_dcr.adapters.vllm.settings import Settings
-from nemo_dcr.errors import EngineTrouble
+from nemo_dcr.errors import EngineTrouble, InvalidConfig
 from nemo_dcr.ids import Version
 from nemo_dcr.runtime.addresses import wait_for_address
+from nemo_dcr.runtime.rpc import PLAINTEXT
+from nemo_dcr.transport.relay.keys import Security, new_keys
 
 
 class Client:
@@ -76,13 +78,13 @@ def requests(monkeypatch):
         monkeypatch.setitem(sys.modules, "vllm.distributed.weight_transfer.base", base)
 
 
-def drive(directory, story):
+def drive(directory, story, *, served=None, driven=PLAINTEXT):
     """Run `story(engine)` on a thread of its own against a front on this one; returns the client and the gate."""
     client = Client()
 
     async def front():
         gate = Admission()
-        control = FrontControl(client, gate, directory, "e")
+        control = FrontControl(client, gate, directory, "e", **(served or {}))
         try:
             await asyncio.to_thread(on_thread)
         finally:
@@ -90,7 +92,7 @@ def drive(directory, story):
         return gate
 
     def on_thread():
-        engine = SocketEngine(wait_for_address(directory, "front-e", 10))
+        engine = SocketEngine(wait_for_address(directory, "front-e", 10), driven)
         try:
             story(engine, client)
         finally:
@@ -146,3 +148,21 @@ def test_an_unknown_call_is_answered_and_changes_nothing(tmp_path, requests):
 
     client, _ = drive(tmp_path, story)
     assert client.calls == []
+
+
+def test_beyond_loopback_the_front_answers_who_is_listed_and_nobody_else(tmp_path, requests):
+    server, driver, stranger = (new_keys(tmp_path / name) for name in ("server", "driver", "stranger"))
+    served = {"listen": "tcp://0.0.0.0:*", "security": Security(keys=server, allowed=frozenset({driver.public}))}
+    client, _ = drive(tmp_path, lambda engine, _: engine.pause(), served=served, driven=Security(keys=driver))
+    assert client.calls[0] == ("pause", "wait", True)
+
+    def refused(engine, client):
+        with pytest.raises(EngineTrouble, match="does not admit this key"):
+            engine.pause()
+        assert client.calls == []
+
+    drive(tmp_path, refused, served=served, driven=Security(keys=stranger))
+    with pytest.raises(InvalidConfig, match="no key pair"):
+        drive(tmp_path, refused, served=served)
+    with pytest.raises(InvalidConfig, match="not a loopback address"):
+        drive(tmp_path, refused, served={"listen": "tcp://0.0.0.0:*"})
