@@ -13,16 +13,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 
 from nemo_dcr.errors import UnsupportedMapping
-from nemo_dcr.source.dtensor import local_box
+from nemo_dcr.source.dtensor import held_box, local_of
 from nemo_dcr.source.parameter import parameter_tasks
 from nemo_dcr.source.piecewise import IndexMap
 from nemo_dcr.source.tasks import AffineTask
 
-WRAPPERS = ("module.", "_orig_mod.")
-"""What DDP and torch.compile put before the names of a module."""
+COMPILED = "_orig_mod"
+"""Where torch.compile keeps the module that it wraps, also inside of another one."""
 
 
 def module_tasks(module: nn.Module, maps: Mapping[str, IndexMap]) -> list[AffineTask]:
@@ -40,17 +40,18 @@ def module_tasks(module: nn.Module, maps: Mapping[str, IndexMap]) -> list[Affine
     if missing:
         raise UnsupportedMapping(missing[0], "SC1", "the module has no parameter or persistent buffer of this name")
     seen: dict[int, str] = {}
+    mapped = {id(getters[name]()) for name in maps}
     tasks: list[AffineTask] = []
     for name, get in getters.items():
         value = get()
         if name not in maps:
-            if id(value) not in {id(getters[other]()) for other in maps} and value.requires_grad:
+            if id(value) not in mapped and value.requires_grad:
                 raise UnsupportedMapping(name, "SC1", "it is trained and no tensor of the checkpoint is loaded into it")
             continue
         if (other := seen.setdefault(id(value), name)) != name:
             detail = f"it is the same parameter as {other!r}; name a tied weight once, or make it residual"
             raise UnsupportedMapping(name, "SC5", detail)
-        tasks += parameter_tasks(local_map(maps[name], value, name), _local(get))
+        tasks += parameter_tasks(local_map(maps[name], value, name), local_of(get))
     return tasks
 
 
@@ -59,14 +60,7 @@ def local_map(whole: IndexMap, value: Tensor, name: str) -> IndexMap:
 
     Raises: UnsupportedMapping (SC5) when shapes differ, the rank is outside of the mesh, or a placement is no box.
     """
-    if tuple(value.shape) != whole.shape:
-        raise UnsupportedMapping(name, "SC5", f"the parameter has shape {tuple(value.shape)}, its map {whole.shape}")
-    if not isinstance(value, DTensor):
-        return whole
-    coordinate = value.device_mesh.get_coordinate()
-    if coordinate is None:
-        raise UnsupportedMapping(name, "SC5", "this rank is not part of the parameter's device mesh")
-    start, extent = local_box(whole.shape, value.placements, tuple(value.device_mesh.shape), coordinate, name)
+    start, extent = held_box(value, whole.shape, name)
     for axis, (first, count) in enumerate(zip(start, extent, strict=True)):
         whole = whole.narrow(axis, first, count)
     return whole
@@ -74,29 +68,18 @@ def local_map(whole: IndexMap, value: Tensor, name: str) -> IndexMap:
 
 def _state(module: nn.Module) -> dict[str, Callable[[], Tensor]]:
     """Getters of all parameters and persistent buffers by bare name; the objects may change from step to step."""
+    while isinstance(module, DistributedDataParallel):
+        module = module.module
     found: dict[str, Callable[[], Tensor]] = {}
     for path, owner in module.named_modules(remove_duplicate=False):
         persistent = set(owner._buffers) - owner._non_persistent_buffers_set
         for name in [n for n, p in owner._parameters.items() if p is not None] + [
             n for n in persistent if owner._buffers[n] is not None
         ]:
-            found.setdefault(_bare(f"{path}.{name}" if path else name), _getter(owner, name))
+            bare = [part for part in (*path.split("."), name) if part not in ("", COMPILED)]
+            found.setdefault(".".join(bare), _getter(owner, name))
     return dict(sorted(found.items()))
-
-
-def _bare(name: str) -> str:
-    while name.startswith(WRAPPERS):
-        name = name.split(".", 1)[1]
-    return name.replace("._orig_mod.", ".")
 
 
 def _getter(owner: nn.Module, name: str) -> Callable[[], Tensor]:
     return lambda: getattr(owner, name)
-
-
-def _local(get: Callable[[], Tensor]) -> Callable[[], Tensor]:
-    def local() -> Tensor:
-        value = get()
-        return value.to_local() if isinstance(value, DTensor) else value
-
-    return local

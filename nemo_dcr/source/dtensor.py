@@ -22,7 +22,7 @@ from nemo_dcr.bits.tensors import dtype_name
 from nemo_dcr.canonical import TensorMeta
 from nemo_dcr.errors import UnsupportedMapping
 from nemo_dcr.source.maps import BoxMap, Shape
-from nemo_dcr.source.tasks import AffineTask, tensor_reader
+from nemo_dcr.source.tasks import AffineTask, served_cast, tensor_reader
 
 
 def chunk_bounds(size: int, parts: int, index: int) -> tuple[int, int]:
@@ -74,21 +74,27 @@ def dtensor_map(tensor: TensorMeta, value: Tensor) -> BoxMap:
 
     Raises: UnsupportedMapping (SC5) when the shape differs, the rank is outside the mesh or a placement is no box.
     """
-    if tuple(value.shape) != tensor.shape:
-        raise UnsupportedMapping(
-            tensor.name, "SC5", f"the parameter has shape {tuple(value.shape)}, not {tensor.shape}"
-        )
+    return BoxMap.box(tensor, *held_box(value, tensor.shape, tensor.name))
+
+
+def held_box(value: Tensor, shape: Shape, name: str) -> tuple[Shape, Shape]:
+    """Start and extent of what this rank holds of a parameter whose global shape is `shape`.
+
+    Raises: UnsupportedMapping (SC5) when the shape differs, the rank is outside the mesh or a placement is no box.
+    """
+    if tuple(value.shape) != shape:
+        raise UnsupportedMapping(name, "SC5", f"the parameter has shape {tuple(value.shape)}, not {shape}")
     if not isinstance(value, DTensor):
-        return BoxMap.whole(tensor)
+        return (0,) * len(shape), shape
     mesh = value.device_mesh
     coordinate = mesh.get_coordinate()
     if coordinate is None:
-        raise UnsupportedMapping(tensor.name, "SC5", "this rank is not part of the tensor's device mesh")
-    start, extent = local_box(tensor.shape, value.placements, tuple(mesh.shape), coordinate, tensor.name)
+        raise UnsupportedMapping(name, "SC5", "this rank is not part of the tensor's device mesh")
+    start, extent = local_box(shape, value.placements, tuple(mesh.shape), coordinate, name)
     local = tuple(value.to_local().shape)
     if local != extent:
-        raise UnsupportedMapping(tensor.name, "SC5", f"the local shard has shape {local}, its placements say {extent}")
-    return BoxMap.box(tensor, start, extent)
+        raise UnsupportedMapping(name, "SC5", f"the local shard has shape {local}, its placements say {extent}")
+    return start, extent
 
 
 def dtensor_tasks(parameters: Iterable[tuple[TensorMeta, Tensor | Callable[[], Tensor]]]) -> list[AffineTask]:
@@ -111,15 +117,9 @@ def dtensor_tasks(parameters: Iterable[tuple[TensorMeta, Tensor | Callable[[], T
             raise UnsupportedMapping(
                 tensor.name, "SC5", f"it is the same parameter as {other!r}; name a tied weight once"
             )
-        held = dtype_name(value.dtype)
-        if held not in (tensor.dtype, "F32"):
-            detail = (
-                f"the parameter is {held}, the canonical tensor {tensor.dtype}; declare a task with a Cast projection"
-            )
-            raise UnsupportedMapping(tensor.name, "SC5", detail)
+        convert = served_cast(dtype_name(value.dtype), tensor)
         box = dtensor_map(tensor, value)
-        convert = None if held == tensor.dtype else tensor.dtype
-        tasks.append(AffineTask.identity(box, tensor_reader(_local(get), box.label, convert=convert)))
+        tasks.append(AffineTask.identity(box, tensor_reader(local_of(get), box.label, convert=convert)))
     return tasks
 
 
@@ -129,7 +129,9 @@ def _getter(given: Tensor | Callable[[], Tensor]) -> Callable[[], Tensor]:
     return given
 
 
-def _local(get: Callable[[], Tensor]) -> Callable[[], Tensor]:
+def local_of(get: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    """The local tensor of what `get` returns: a DTensor's shard, or a plain tensor itself."""
+
     def local() -> Tensor:
         value = get()
         return value.to_local() if isinstance(value, DTensor) else value

@@ -18,7 +18,7 @@ from nemo_dcr.bits.tensors import dtype_name
 from nemo_dcr.errors import ConditionViolated, UnsupportedMapping
 from nemo_dcr.source.pieces import Piece
 from nemo_dcr.source.piecewise import IndexMap
-from nemo_dcr.source.tasks import AffineTask, tensor_reader
+from nemo_dcr.source.tasks import AffineTask, served_cast, tensor_reader
 
 
 def parameter_tasks(index_map: IndexMap, get: Callable[[], Tensor]) -> list[AffineTask]:
@@ -26,10 +26,10 @@ def parameter_tasks(index_map: IndexMap, get: Callable[[], Tensor]) -> list[Affi
 
     Args:
         index_map: of the local parameter, this rank's shard.
-        get: the local parameter; its shape is that of the map. A parameter of another dtype than a canonical tensor is
-            cast to it, as FP32 masters of a BF16 policy are.
+        get: the local parameter; its shape is that of the map. FP32 masters are cast to the dtype of each canonical
+            tensor, as it is served.
 
-    Raises: UnsupportedMapping (SC5) when the shape is another, or an element is put into the parameter twice.
+    Raises: UnsupportedMapping (SC5) when the shape or the dtype is another, or an element is put in twice.
     """
     index_map.check()
     shape = tuple(get().shape)
@@ -39,7 +39,7 @@ def parameter_tasks(index_map: IndexMap, get: Callable[[], Tensor]) -> list[Affi
     held = dtype_name(get().dtype)
     tasks = []
     for piece in index_map.pieces:
-        convert = None if held == piece.tensor.dtype else piece.tensor.dtype
+        convert = served_cast(held, piece.tensor)
         for part, box in piece.boxes():
             read = tensor_reader(_part(get, index_map, part, box.label), box.label, convert=convert)
             tasks.append(AffineTask.identity(box, read))

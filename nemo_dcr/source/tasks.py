@@ -146,6 +146,19 @@ class ResidualTask:
         return f"{self.name}#{self.shard}"
 
 
+def served_cast(held: str, tensor: TensorMeta) -> str | None:
+    """The dtype that a trainer's stored values are cast to when they are served, or None when they are served as held.
+
+    Only FP32 masters are cast: of any other dtype nobody said so.
+
+    Raises: UnsupportedMapping (SC5).
+    """
+    if held not in (tensor.dtype, "F32"):
+        detail = f"the parameter is {held}, the canonical tensor {tensor.dtype}; declare a task with a Cast projection"
+        raise UnsupportedMapping(tensor.name, "SC5", detail)
+    return None if held == tensor.dtype else tensor.dtype
+
+
 def tensor_reader(get: Callable[[], Tensor], key: str, *, convert: str | None = None) -> Read:
     """Read the stored bits of a torch tensor of any strides and device; optionally of its cast to dtype `convert`.
 

@@ -169,6 +169,19 @@ def test_what_is_trained_and_not_mapped_is_refused_and_what_is_not_trained_is_le
         module_tasks(nn.Linear(2, 2), maps)
 
 
+def test_a_child_called_module_keeps_its_name() -> None:
+    """Only what wraps a module has no name, not what happens to be called like it."""
+    policy = nn.ModuleDict({"module": nn.Linear(2, 3, bias=False, dtype=torch.bfloat16)})
+    (task,) = module_tasks(policy, checkpoint_maps(policy, [TensorMeta("module.weight", (3, 2), "BF16")]))
+    assert task.tensor.name == "module.weight"
+
+
+def test_a_parameter_that_nobody_said_is_cast_is_refused() -> None:
+    policy = Policy().bfloat16()
+    with pytest.raises(UnsupportedMapping, match=r"router\.bias.*the parameter is BF16, the canonical tensor F32"):
+        module_tasks(policy, checkpoint_maps(policy, TABLE))
+
+
 def test_a_tied_parameter_is_named_once() -> None:
     policy = Policy()
     policy.head = nn.Linear(WIDE, VOCABULARY, bias=False)
