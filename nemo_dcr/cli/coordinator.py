@@ -63,6 +63,7 @@ def coordinator(
     name = f"{ACTIVE}-{name or f'{socket.gethostname()}-{os.getpid()}'}"
     if "/" in name:
         raise InvalidConfig("--name", f"{name!r} holds a slash, as the names of receivers do; take another, such as a")
+    payloads = open_transport(transport, run=run)
     clock, incarnation = LamportClock(), new_incarnation(directory, name)
     tracer = FileTracer(trace / f"{name}-{incarnation}.ndjson", name, incarnation, clock) if trace else None
     node = CoordinatorNode(
@@ -81,7 +82,7 @@ def coordinator(
         ),
         directory=directory,
         control=open_control(control, now=time.time),
-        transport=open_transport(transport, run=run),
+        transport=payloads,
         tracer=tracer or NullTracer(),
         clock=clock,
         standby=standby,
@@ -97,6 +98,7 @@ def coordinator(
     finally:
         if tracer is not None:
             tracer.close()
+        payloads.close()
 
 
 def register(app: typer.Typer) -> None:

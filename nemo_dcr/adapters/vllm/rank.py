@@ -62,12 +62,13 @@ class RankReceiver:
         clock, incarnation = LamportClock(), new_incarnation(settings.addresses, receiver)
         settings.traces.mkdir(parents=True, exist_ok=True)
         trace = settings.traces / f"{receiver.replace('/', '-')}-{incarnation}.ndjson"
+        self._transport = open_transport(settings.transport_url, run=settings.run)
         self._tracer = FileTracer(trace, receiver, incarnation, clock)
         self.node = ReceiverNode(
             member=Member(receiver, incarnation),
             ranks=ranks,
             model=model,
-            transport=open_transport(settings.transport_url, run=settings.run),
+            transport=self._transport,
             tracer=self._tracer,
             refit=RefitConfig(post_apply_check=settings.post_apply_check),
             loaded_digest=loaded_digest,
@@ -76,6 +77,7 @@ class RankReceiver:
             self._service = ReceiverService(self.node, clock, settings.listen, security)
         except BaseException:
             self._tracer.close()
+            self._transport.close()
             raise
         self._service.start()
         key = security.keys.public if security.keys is not None else ""
@@ -121,3 +123,4 @@ class RankReceiver:
         except Exception:  # it hands on the fault that ended it, which was told to peers and is no news here
             logger.warning("%s: its service had failed before", self.node.member.receiver, exc_info=True)
         self._tracer.close()
+        self._transport.close()

@@ -9,6 +9,7 @@ from concurrent.futures import Future
 import numpy as np
 import pytest
 
+from nemo_dcr.adapters.vllm import rank
 from nemo_dcr.adapters.vllm.rank import Loan, RankReceiver
 from nemo_dcr.adapters.vllm.whole_source import WholeTrainer
 from nemo_dcr.bits.tensors import tensor_from_words
@@ -27,6 +28,7 @@ from nemo_dcr.testing.local_oracle import stored_bits
 from nemo_dcr.testing.source_cases import changed_words, random_words
 from nemo_dcr.testing.toy_loader import Composed, PadRows, Slice, ToyModel
 from nemo_dcr.trace import LamportClock
+from nemo_dcr.transport.object_store import FileObjectStore
 from nemo_dcr.transport.relay.keys import Security, new_keys
 
 TENSORS = (
@@ -289,3 +291,23 @@ def test_an_engine_does_not_listen_beyond_loopback_without_keys(tmp_path):
             story.trainer.add_engine(engine, "a", 1, listen="tcp://0.0.0.0:*")
     finally:
         story.close()
+
+
+def test_a_receiver_lets_go_of_its_transport_when_it_closes_and_when_it_cannot_open(tmp_path, monkeypatch):
+    closed = []
+
+    class Watched(FileObjectStore):
+        def close(self):
+            closed.append(self)
+            super().close()
+
+    monkeypatch.setattr(rank, "open_transport", lambda url, run: Watched(tmp_path / "run" / "store", run=run))
+    story = Story(tmp_path / "run")
+    try:
+        story.trainer.add_engine(story.engine(2), "a", 2)
+        with pytest.raises(InvalidConfig, match="not a loopback address"):
+            story.trainer.add_engine(story.engine(1), "b", 1, listen="tcp://0.0.0.0:*")
+        assert len(closed) == 1
+    finally:
+        story.close()
+    assert len(closed) == 3
