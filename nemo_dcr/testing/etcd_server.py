@@ -8,24 +8,16 @@ Paper: Section 6.3
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import http.client
 import shutil
-import signal
-import socket
 import subprocess
-import time
 from pathlib import Path
 
-from nemo_dcr.errors import EndpointLost, OperatorNeeded
+from nemo_dcr.errors import OperatorNeeded
+from nemo_dcr.testing.server_process import LOOPBACK_HOST, await_server, end_server, free_ports, start_server
 
 START_S = 60.0
 """Limit for the server to answer; a second on an idle machine."""
-STOP_S = 5.0
-"""After SIGTERM, before SIGKILL."""
-_HOST = "127.0.0.1"
-_PR_SET_PDEATHSIG = 1
 
 
 def etcd_binary() -> Path:
@@ -50,7 +42,7 @@ class EtcdServer:
         self._directory = directory
         self._quota_bytes = quota_bytes
         directory.mkdir(parents=True, exist_ok=True)
-        self._port, self._peer_port = _free_ports()
+        self._port, self._peer_port = free_ports(2)
         self._process = self._start()
 
     def __enter__(self) -> EtcdServer:
@@ -67,7 +59,7 @@ class EtcdServer:
     @property
     def address(self) -> str:
         """HOST:PORT for clients; stays the same over a restart."""
-        return f"{_HOST}:{self._port}"
+        return f"{LOOPBACK_HOST}:{self._port}"
 
     def kill(self) -> None:
         """SIGKILL: nothing is flushed that was not before."""
@@ -81,16 +73,10 @@ class EtcdServer:
 
     def close(self) -> None:
         """SIGTERM, then SIGKILL."""
-        if self._process.poll() is None:
-            self._process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(STOP_S)
-        if self._process.poll() is None:
-            self._process.kill()
-        self._process.wait()
+        end_server(self._process)
 
     def _start(self) -> subprocess.Popen[bytes]:
-        clients, peers = f"http://{self.address}", f"http://{_HOST}:{self._peer_port}"
+        clients, peers = f"http://{self.address}", f"http://{LOOPBACK_HOST}:{self._peer_port}"
         command = [
             str(etcd_binary()),
             "--name=one",
@@ -102,41 +88,18 @@ class EtcdServer:
             f"--initial-cluster=one={peers}",
             f"--quota-backend-bytes={self._quota_bytes}",
         ]
-        with self.log.open("ab") as output:
-            process = subprocess.Popen(
-                command,
-                cwd=self._directory,
-                env={},  # etcd takes options from variables too
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                preexec_fn=_die_with_parent,
-            )
+        # etcd takes options from variables too.
+        process = start_server(command, self.log, directory=self._directory, env={})
         try:
-            self._wait_until_it_answers(process)
+            await_server("etcd", process, self.log, lambda: _is_healthy(self._port), START_S)
         except BaseException:
-            process.kill()
-            process.wait()
+            end_server(process)
             raise
         return process
 
-    def _wait_until_it_answers(self, process: subprocess.Popen[bytes]) -> None:
-        deadline = time.monotonic() + START_S
-        while time.monotonic() < deadline:
-            if process.poll() is not None:
-                raise EndpointLost("etcd", f"ended with {process.returncode}: {self._last_lines()}")
-            if _is_healthy(self._port):
-                return
-            time.sleep(0.05)
-        raise EndpointLost("etcd", f"did not answer within {START_S:g} s: {self._last_lines()}")
-
-    def _last_lines(self) -> str:
-        return " | ".join(self.log.read_text(errors="replace").strip().splitlines()[-5:])
-
 
 def _is_healthy(port: int) -> bool:
-    connection = http.client.HTTPConnection(_HOST, port, timeout=2)
+    connection = http.client.HTTPConnection(LOOPBACK_HOST, port, timeout=2)
     try:
         connection.request("GET", "/health")
         answer = connection.getresponse()
@@ -145,14 +108,3 @@ def _is_healthy(port: int) -> bool:
         return False
     finally:
         connection.close()
-
-
-def _free_ports() -> tuple[int, int]:
-    with socket.socket() as first, socket.socket() as second:
-        first.bind((_HOST, 0))
-        second.bind((_HOST, 0))
-        return int(first.getsockname()[1]), int(second.getsockname()[1])
-
-
-def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

@@ -9,29 +9,21 @@ Paper: Section 7 (object storage)
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import json
 import secrets
 import shutil
-import signal
-import socket
 import subprocess
 import sysconfig
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from nemo_dcr.errors import EndpointLost, OperatorNeeded
+from nemo_dcr.errors import OperatorNeeded
+from nemo_dcr.testing.server_process import LOOPBACK_HOST, await_server, end_server, free_ports, start_server
 from nemo_dcr.transport.s3_client import S3Credentials
 
 START_S = 180.0
 """Limit for the server to answer; a second on an idle machine."""
-STOP_S = 5.0
-"""After SIGTERM, before SIGKILL."""
 BUCKET = "nemo-dcr"
-_HOST = "127.0.0.1"
-_PR_SET_PDEATHSIG = 1
 _PORTS = ("master.port", "volume.port", "filer.port", "s3.port", "admin.port")
 _LONE_PORTS = ("s3.port.iceberg", "s3.port.lance")
 """Of servers that nobody here asks; the program has no switch for them."""
@@ -53,7 +45,7 @@ class SeaweedServer:
         self,
         directory: Path,
         *,
-        host: str = _HOST,
+        host: str = LOOPBACK_HOST,
         port: int | None = None,
         within: Sequence[str] = (),
         credentials: S3Credentials | None = None,
@@ -83,7 +75,9 @@ class SeaweedServer:
         identities.write_text(json.dumps(_identities(self.credentials)), encoding="utf-8")
         self._process = self._start(identities, port)
         try:
-            self._wait_until_it_answers()
+            await_server(
+                "SeaweedFS", self._process, self.log, lambda: _has_bucket(self.endpoint, self.credentials), START_S
+            )
         except BaseException:
             self.close()
             raise
@@ -106,17 +100,11 @@ class SeaweedServer:
 
     def close(self) -> None:
         """SIGTERM, then SIGKILL."""
-        if self._process.poll() is None:
-            self._process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(STOP_S)
-        if self._process.poll() is None:
-            self._process.kill()
-        self._process.wait()
+        end_server(self._process)
 
     def _start(self, identities: Path, port: int | None) -> subprocess.Popen[bytes]:
         names = (*_PORTS, *(f"{name}.grpc" for name in _PORTS), *_LONE_PORTS)
-        numbers = dict(zip(names, _free_ports(len(names)), strict=True))
+        numbers = dict(zip(names, free_ports(len(names)), strict=True))
         numbers["s3.port"] = port or numbers["s3.port"]
         self.endpoint = f"http://{self._host}:{numbers['s3.port']}"
         command = [
@@ -132,29 +120,7 @@ class SeaweedServer:
             *(f"-{name}={number}" for name, number in numbers.items()),
             *(f"-{name}=false" for name in _OFF),
         ]
-        with self.log.open("ab") as output:
-            return subprocess.Popen(
-                command,
-                cwd=self.directory,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                preexec_fn=_die_with_parent,
-            )
-
-    def _wait_until_it_answers(self) -> None:
-        deadline = time.monotonic() + START_S
-        while time.monotonic() < deadline:
-            if self._process.poll() is not None:
-                raise EndpointLost("SeaweedFS", f"ended with {self._process.returncode}: {self._last_lines()}")
-            if _has_bucket(self.endpoint, self.credentials):
-                return
-            time.sleep(0.05)
-        raise EndpointLost("SeaweedFS", f"did not answer within {START_S:g} s: {self._last_lines()}")
-
-    def _last_lines(self) -> str:
-        return " | ".join(self.log.read_text(errors="replace").strip().splitlines()[-5:])
+        return start_server(command, self.log, directory=self.directory)
 
 
 def _identities(credentials: S3Credentials) -> dict[str, object]:
@@ -181,16 +147,3 @@ def _has_bucket(endpoint: str, credentials: S3Credentials) -> bool:
     finally:
         client.close()
     return True
-
-
-def _free_ports(count: int) -> list[int]:
-    """Ports that are free now, all different."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind((_HOST, 0))
-        return [int(each.getsockname()[1]) for each in sockets]
-
-
-def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
