@@ -97,7 +97,8 @@ class WanSite:
             chunk_target_bytes=target_bytes(model),
             bucket_target_bytes=target_bytes(model),
             # Half a second before the first payload is seen would be a tenth of a refit here.
-            transport=f"{self.store.url}&look_most_s=0.1",
+            # The hosts are one machine: receivers of different hosts must not share what they downloaded.
+            transport=f"{self.store.url}&look_most_s=0.1&share=none",
             # Checks overlap with transport here, so no time that they took could be subtracted from the latency.
             post_apply_check=False,
             listen={name: f"tcp://{host.address}:{CONTROL_PORT}" for name, host in self._hosts.items()},

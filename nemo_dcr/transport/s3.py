@@ -20,6 +20,7 @@ from nemo_dcr.errors import AttemptStopped, PayloadConflict, TransportFailed
 from nemo_dcr.ids import AttemptId, OwnerId, PayloadKey
 from nemo_dcr.transport import objects
 from nemo_dcr.transport.base import Announcement, Buffer, Manifest
+from nemo_dcr.transport.node_share import NodeShare
 from nemo_dcr.transport.s3_bucket import Check, S3Bucket, await_answer
 from nemo_dcr.transport.s3_client import Access, S3Config
 from nemo_dcr.transport.s3_object import MANIFEST_NAME, holds_bytes, read_announcement, set_name, stored_manifest
@@ -44,6 +45,7 @@ class S3ObjectStore:
             config: where the objects lie, and the limits.
             access: credentials, or a boto3 session, such as one that assumed a role; None asks the standard chain.
         """
+        self._share = NodeShare(config.share, config.where, limit_bytes=config.share_bytes) if config.share else None
         self._bucket = S3Bucket(config, access)
 
     def publisher(self, attempt: AttemptId, owner: OwnerId) -> S3Publisher:
@@ -52,7 +54,7 @@ class S3ObjectStore:
 
     def subscribe(self, attempt: AttemptId, owners: Sequence[OwnerId]) -> S3Subscription:
         """Open the receiver's side of an attempt; sees everything published before and after."""
-        return S3Subscription(self._bucket, attempt, owners)
+        return S3Subscription(self._bucket, attempt, owners, self._share)
 
     def cleanup(self, through: AttemptId) -> None:
         """Delete every attempt of this run up to and including `through`. Idempotent, also after a crash in it.
@@ -70,8 +72,10 @@ class S3ObjectStore:
         self._bucket.abort_uploads(ATTEMPTS, is_old)
 
     def close(self) -> None:
-        """Let go of threads and connections."""
+        """Let go of threads, connections and shared files."""
         self._bucket.close()
+        if self._share is not None:
+            self._share.close()
 
 
 class S3Publisher:

@@ -13,6 +13,7 @@ Paper: Section 7 (object storage)   Spec: Channel
 from __future__ import annotations
 
 import io
+import os
 import re
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -71,6 +72,10 @@ class S3Config:
     look_most_s: float = 0.5
     """How long a subscription that finds nothing new waits between two listings, at most. Shorter finds the first
     payload sooner and asks more."""
+    share: str | None = None
+    """Directory in which the receivers of this node share downloads; None: each downloads for itself."""
+    share_bytes: int = 16 * 1024 * MIB
+    """Shared files of one attempt, at most; what is beyond is downloaded by each."""
     timeout_s: float = 30.0
     """For a connection, and between two reads of an answer."""
     attempts: int = 5
@@ -85,7 +90,10 @@ class S3Config:
             raise InvalidConfig("s3.run", f"{self.run!r} is no name of a run: 1 to 64 letters, digits, . _ -")
         if self.endpoint is not None and not re.fullmatch(r"https?://[^/?#@\s]+/?", self.endpoint):
             raise InvalidConfig("s3.endpoint", f"must be http://HOST:PORT or https://HOST:PORT, got {self.endpoint!r}")
-        for name in ("parallel", "max_payload_bytes", "missing_after_s", "look_most_s", "timeout_s", "attempts"):
+        if self.share is not None and not os.path.isabs(self.share):
+            raise InvalidConfig("s3.share", f"must be an absolute path, got {self.share!r}")
+        positive = ("parallel", "max_payload_bytes", "missing_after_s", "look_most_s", "share_bytes", "timeout_s")
+        for name in (*positive, "attempts"):
             if not getattr(self, name) > 0:
                 raise InvalidConfig(f"s3.{name}", f"must be positive, got {getattr(self, name)}")
         if self.part_bytes < 5 * MIB:

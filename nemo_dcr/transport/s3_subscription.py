@@ -6,7 +6,7 @@ looks become rarer, down to one in `look_most_s`. Once a fetch shows that somebo
 are downloaded beside it, in order, within `read_ahead_bytes` and the requests of one process, and small objects that a
 look finds are read whole instead of their frames first, because a request costs more than their bytes.
 Requests run on threads of the bucket, so a stop ends a poll or a fetch at once, whatever the server does.
-Not handled: sharing downloads between the receivers of one node.
+Receivers of one node share downloads where they are given a `NodeShare`; then frames alone are read when found.
 
 Paper: Section 7 (object storage: receivers fetch every listed payload)   Spec: Channel
 """
@@ -19,11 +19,13 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 
 from nemo_dcr.errors import AttemptStopped, PayloadCorrupt, PayloadMissing
 from nemo_dcr.ids import AttemptId, OwnerId, PayloadKey
 from nemo_dcr.transport import objects
 from nemo_dcr.transport.base import Announcement, Manifest
+from nemo_dcr.transport.node_share import NodeShare
 from nemo_dcr.transport.s3_bucket import Listed, S3Bucket, await_answer
 from nemo_dcr.transport.s3_object import (
     MANIFEST_NAME,
@@ -56,8 +58,11 @@ class _Set:
 class S3Subscription:
     """Receiver side of one attempt in an `S3ObjectStore`; its methods may be called from several threads."""
 
-    def __init__(self, bucket: S3Bucket, attempt: AttemptId, owners: Sequence[OwnerId]) -> None:
+    def __init__(
+        self, bucket: S3Bucket, attempt: AttemptId, owners: Sequence[OwnerId], share: NodeShare | None = None
+    ) -> None:
         self._bucket = bucket
+        self._share = share if share is not None and share.begin(attempt) else None
         self._attempt = attempt
         self._owners = frozenset(owners)
         self._open = {owner: _Set(owner, set_name(attempt, owner)) for owner in owners}
@@ -195,7 +200,8 @@ class S3Subscription:
             held = sum(announcement.nbytes for announcement, _ in self._ahead.values())
         whole = []
         for nbytes in sizes:
-            fits = self._is_read and nbytes <= SMALL_BYTES and held + nbytes <= self._bucket.config.read_ahead_bytes
+            alone = self._is_read and self._share is None
+            fits = alone and nbytes <= SMALL_BYTES and held + nbytes <= self._bucket.config.read_ahead_bytes
             held += nbytes if fits else 0
             whole.append(fits)
         return whole
@@ -237,7 +243,13 @@ class S3Subscription:
     # ------------------------------------------------------------------------------------------------------ fetching
 
     def _start(self, announcement: Announcement) -> Future[bytes]:
-        return self._bucket.pool.submit(self._download, announcement)
+        return self._bucket.pool.submit(self._obtain, announcement)
+
+    def _obtain(self, announcement: Announcement) -> bytes:
+        if self._share is None:
+            return self._download(announcement)
+        check = partial(self._check_running, announcement.key)
+        return self._share.take(announcement, partial(self._download, announcement), check)
 
     def _read_ahead(self) -> None:
         """Start the next downloads; the lock is held."""

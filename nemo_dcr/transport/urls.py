@@ -2,7 +2,8 @@
 
     file:///DIRECTORY                                          a directory that all processes reach
     s3://BUCKET[/PREFIX][?endpoint=URL&region=NAME]            AWS S3, or any S3-compatible server at the endpoint
-                                                               (further options: the other fields of S3Config)
+                                                               (further options: the other fields of S3Config;
+                                                               share=DIRECTORY or share=none: see NodeShare)
     relay:///TREE.json[?node=NAME&keys=DIRECTORY]              the relay tree of that file; receivers name the node of
                                                                this host, and hosts that speak CURVE a key directory
                                                                (further options: the fields of RelayConfig)
@@ -16,6 +17,8 @@ Paper: Section 7   Spec: Channel
 from __future__ import annotations
 
 import importlib.util
+import os
+import tempfile
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,8 +35,10 @@ from nemo_dcr.transport.relay.tree import read_tree
 if TYPE_CHECKING:
     from nemo_dcr.transport.s3_client import S3Credentials
 
-_TEXTS = frozenset({"endpoint", "region"})
-_INTEGERS = frozenset({"parallel", "part_bytes", "page_keys", "read_ahead_bytes", "max_payload_bytes", "attempts"})
+_TEXTS = frozenset({"endpoint", "region", "share"})
+_INTEGERS = frozenset(
+    {"parallel", "part_bytes", "page_keys", "read_ahead_bytes", "max_payload_bytes", "share_bytes", "attempts"}
+)
 _SECONDS = frozenset({"missing_after_s", "look_most_s", "timeout_s"})
 _KNOWN = "file:///DIRECTORY, s3://BUCKET/PREFIX?endpoint=URL&region=NAME or relay:///TREE.json?node=NAME&keys=DIRECTORY"
 
@@ -80,8 +85,16 @@ def _open_bucket(parts: SplitResult, run: str, credentials: S3Credentials | None
     from nemo_dcr.transport.s3_client import S3Config
 
     options = _options(parts.query, _TEXTS, _INTEGERS, _SECONDS)
+    options["share"] = _share(options.get("share"))
     config = S3Config(bucket=parts.netloc, prefix=unquote(parts.path).strip("/"), run=run, **options)
     return S3ObjectStore(config, credentials)
+
+
+def _share(named: str | None) -> str | None:
+    """Where receivers of this node share downloads: a directory of this user, unless the URL says otherwise."""
+    if named is None:
+        return os.path.join(tempfile.gettempdir(), f"nemo-dcr-{os.geteuid()}")
+    return None if named == "none" else named
 
 
 def _open_tree(url: str, parts: SplitResult, run: str) -> Transport:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
+from nemo_dcr.ids import AttemptId
 from nemo_dcr.testing.transport_suite import TransportSuite
 from nemo_dcr.transport import objects
 from nemo_dcr.transport.base import Announcement, Transport
@@ -20,8 +22,9 @@ class S3Suite(TransportSuite):
     many, page_keys = 110, 50
     """A page of a listing is less than a set; test_s3_faults.py has more keys than a server lists at once."""
 
-    def open(self, server: ObjectServer) -> Iterator[S3ObjectStore]:
-        self.server, self.config = server, server.config(page_keys=self.page_keys)
+    def open(self, server: ObjectServer, share: Path | None = None) -> Iterator[S3ObjectStore]:
+        shared = None if share is None else str(share)
+        self.server, self.config = server, server.config(page_keys=self.page_keys, share=shared)
         with ExitStack() as self.stack:
             yield self.stack.enter_context(server.store(self.config))
 
@@ -46,3 +49,15 @@ class TestOverMoto(S3Suite):
     @pytest.fixture
     def transport(self, moto: ObjectServer) -> Iterator[S3ObjectStore]:
         yield from self.open(moto)
+
+
+class TestOverMotoWithSharedDownloads(S3Suite):
+    """All peers are receivers of one node, and one more is there all the time."""
+
+    many = 60
+
+    @pytest.fixture
+    def transport(self, moto: ObjectServer, tmp_path: Path) -> Iterator[S3ObjectStore]:
+        for store in self.open(moto, tmp_path):
+            self.peer(store).subscribe(AttemptId(0), []).stop()
+            yield store

@@ -109,6 +109,8 @@ def test_a_relay_url_opens_the_tree_of_a_file_and_receivers_read_at_the_node_tha
         "s3://bucket?page_keys=1001",
         "s3://bucket?read_ahead_bytes=-1",
         "s3://bucket?missing_after_s=-1",
+        "s3://bucket?share_bytes=0",
+        "s3://bucket?share=relative",
         "s3://[bucket",
         "relay://",
         "relay:///",
