@@ -10,7 +10,7 @@ LEVEL = {
     **dict.fromkeys(("bits", "canonical", "kernels", "record", "control_rules"), 1),
     "codec": 2,
     **dict.fromkeys(("source", "receiver", "protocol", "transport", "control"), 3),
-    **dict.fromkeys(("runtime", "adapters", "testing", "checkpoint"), 4),
+    **dict.fromkeys(("runtime", "adapters", "testing", "checkpoint", "planner"), 4),
     "cli": 5,
 }
 SIBLINGS_APART = {3: "components of level 3 meet only in runtime", 4: "adapters and helpers are handed to runtime"}
