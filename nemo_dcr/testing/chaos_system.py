@@ -11,14 +11,12 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
-import os
 import random
 import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.context import ForkServerContext
-from multiprocessing.process import BaseProcess
 from typing import Any
 
 from nemo_dcr.control import SqliteControl
@@ -34,6 +32,7 @@ from nemo_dcr.runtime.trace_file import declare_killed, read_log, write_journal
 from nemo_dcr.testing import chaos_roles, chaos_world
 from nemo_dcr.testing.chaos_points import Arm, Kind, Strike, Struck, read_struck
 from nemo_dcr.testing.chaos_source import SystemPlan
+from nemo_dcr.testing.forked import Forked
 from nemo_dcr.trace import LamportClock
 
 CALL_S = 0.5
@@ -53,8 +52,8 @@ class Process:
     """One process of a system over all its lives."""
 
     name: str
-    start: Callable[[tuple[Strike, ...]], BaseProcess]
-    child: BaseProcess
+    start: Callable[[tuple[Strike, ...]], Forked]
+    child: Forked
     back_at: float | None = None
     """When it is started again, once it is dead."""
     continue_at: float | None = None
@@ -112,22 +111,20 @@ class ChaosSystem:
         for number, name in enumerate(coordinators):
             first = [number > 0]
 
-            def start(strikes: tuple[Strike, ...], name: str = name, first: list[bool] = first) -> BaseProcess:
+            def start(strikes: tuple[Strike, ...], name: str = name, first: list[bool] = first) -> Forked:
                 standby, first[0] = first[0], True
                 return self._fork(chaos_roles.coordinator_role, name, standby, strikes)
 
             self.processes[name] = Process(name, start, start(()))
 
     def _add(self, name: str, role: Callable[..., None], *arguments: object) -> None:
-        def start(strikes: tuple[Strike, ...]) -> BaseProcess:
+        def start(strikes: tuple[Strike, ...]) -> Forked:
             return self._fork(role, *arguments, strikes)
 
         self.processes[name] = Process(name, start, start(()))
 
-    def _fork(self, role: Callable[..., None], *arguments: object) -> BaseProcess:
-        child = self._context.Process(target=role, args=(self.plan, *arguments), daemon=True)
-        child.start()
-        return child
+    def _fork(self, role: Callable[..., None], *arguments: object) -> Forked:
+        return Forked(self._context, role, self.plan, *arguments)
 
     # ------------------------------------------------------------------------------------------------- deployment
 
@@ -146,7 +143,7 @@ class ChaosSystem:
         for process in self.processes.values():
             if process.continue_at is not None and now >= process.continue_at:
                 process.continue_at = None
-                self._signal(process, signal.SIGCONT)
+                process.child.signal(signal.SIGCONT)
             if process.child.exitcode is not None and process.back_at is None:
                 self.bury(process)
                 process.back_at = now + self._rng.uniform(0.0, 0.3)
@@ -190,13 +187,13 @@ class ChaosSystem:
 
     def kill(self, name: str) -> None:
         """SIGKILL from outside, at any time."""
-        self._signal(self.processes[name], signal.SIGKILL)
+        self.processes[name].child.signal(signal.SIGKILL)
 
     def stop(self, name: str, hold_s: float) -> None:
         """SIGSTOP from outside, and SIGCONT after `hold_s` seconds."""
         process = self.processes[name]
         if process.child.exitcode is None:
-            self._signal(process, signal.SIGSTOP)
+            process.child.signal(signal.SIGSTOP)
             process.continue_at = time.monotonic() + hold_s
 
     def cut(self, name: str, hold_s: float) -> None:
@@ -215,11 +212,6 @@ class ChaosSystem:
         """The file system of the payloads is full for so long."""
         chaos_world.fill(self.plan.payloads)
         self._mends.append((time.monotonic() + hold_s, lambda: chaos_world.free(self.plan.payloads)))
-
-    def _signal(self, process: Process, number: int) -> None:
-        if process.child.exitcode is None and process.child.pid is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process.child.pid, number)
 
     @property
     def whole(self) -> bool:
@@ -295,14 +287,13 @@ class ChaosSystem:
         for _, mend in self._mends:
             mend()
         for process in self.processes.values():
-            self._signal(process, signal.SIGCONT)
+            process.child.signal(signal.SIGCONT)
         for name in self.processes:
             self.ask(name, STOP, Nothing())
         deadline = time.monotonic() + 5.0
         for process in self.processes.values():
-            process.child.join(max(0.0, deadline - time.monotonic()))
-            if process.child.exitcode is None:
-                process.child.kill()
+            if process.child.join(max(0.0, deadline - time.monotonic())) is None:
+                process.child.signal(signal.SIGKILL)
                 process.child.join()
                 self._declare(process.name)
             elif process.child.exitcode != 0 and process.back_at is None:
