@@ -60,7 +60,6 @@ class Process:
     """When it is continued, while it is stopped."""
     next_strikes: tuple[Strike, ...] = ()
     """Of its next life."""
-    lives: int = 1
 
 
 @dataclass
@@ -69,6 +68,12 @@ class SystemState:
 
     receivers: dict[ReceiverId, ReceiverReport | None] = field(default_factory=dict)
     owners: dict[OwnerId, OwnerReport | None] = field(default_factory=dict)
+
+    @property
+    def silent(self) -> list[str]:
+        """Who did not answer."""
+        receivers = [str(name) for name, report in self.receivers.items() if report is None]
+        return receivers + [f"owner-{name}" for name, report in self.owners.items() if report is None]
 
 
 class ChaosSystem:
@@ -100,6 +105,8 @@ class ChaosSystem:
         self._peers: dict[str, Peer] = {}
         self.struck: list[Struck] = []
         """Every strike that took place so far."""
+        self.deaths = 0
+        """Processes that died so far; those that ended because they were replaced are not among them."""
         self.faults: list[str] = []
         """Processes that ended in a way that nobody struck."""
         self.processes: dict[str, Process] = {}
@@ -141,7 +148,8 @@ class ChaosSystem:
             if struck.strike.kind is Kind.STOP and process.child.pid == struck.pid:
                 process.continue_at = now + struck.strike.hold_s
         for process in self.processes.values():
-            if process.continue_at is not None and now >= process.continue_at:
+            if process.continue_at is not None and now >= process.continue_at and process.child.is_stopped:
+                # A process that says that it stops itself may not have come to it: continued now, it would stop later.
                 process.continue_at = None
                 process.child.signal(signal.SIGCONT)
             if process.child.exitcode is not None and process.back_at is None:
@@ -151,17 +159,17 @@ class ChaosSystem:
                 process.back_at = None
                 strikes, process.next_strikes = process.next_strikes, ()
                 process.child = process.start(strikes)
-                process.lives += 1
         self._connect()
 
     def bury(self, process: Process) -> None:
         """A child has ended: by a signal of ours, replaced, or through a fault of its own."""
         code = process.child.exitcode
         process.continue_at = None
-        if code == -signal.SIGKILL:
-            self._declare(process.name)
-        elif code != chaos_roles.REPLACED or process.name not in COORDINATORS:
-            self._declare(process.name)
+        if code == chaos_roles.REPLACED and process.name in COORDINATORS:
+            return
+        self.deaths += 1
+        self._declare(process.name)
+        if code != -signal.SIGKILL:
             self.faults.append(f"{process.name} ended by itself with code {code}")
 
     def _declare(self, name: str) -> None:
@@ -212,6 +220,11 @@ class ChaosSystem:
         """The file system of the payloads is full for so long."""
         chaos_world.fill(self.plan.payloads)
         self._mends.append((time.monotonic() + hold_s, lambda: chaos_world.free(self.plan.payloads)))
+
+    @property
+    def is_held(self) -> bool:
+        """Something is stopped, cut or full just now."""
+        return bool(self._mends) or any(each.continue_at is not None for each in self.processes.values())
 
     @property
     def whole(self) -> bool:

@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable
 from multiprocessing import connection
 from multiprocessing.context import ForkServerContext
+from pathlib import Path
 
 _ENDS = threading.Lock()
 
@@ -38,6 +39,15 @@ class Forked:
         """How it ended, as `Popen.returncode`; None while it runs or is stopped."""
         with _ENDS:
             return self._process.exitcode
+
+    @property
+    def is_stopped(self) -> bool:
+        """A SIGSTOP took effect."""
+        try:
+            status = Path(f"/proc/{self.pid}/stat").read_text(encoding="ascii", errors="replace")
+        except FileNotFoundError:
+            return False
+        return status.rpartition(")")[2].split()[0] == "T"
 
     def signal(self, number: int) -> None:
         """Send a signal, if it has not ended."""

@@ -67,12 +67,19 @@ def test_an_end_is_read_once_also_while_another_thread_starts_a_process(
 
 
 @pytest.mark.slow
-def test_a_stopped_process_has_not_ended_and_a_killed_one_has(context: ForkServerContext) -> None:
+def test_a_stopped_process_has_not_ended_and_goes_on_and_a_killed_one_has_ended(context: ForkServerContext) -> None:
     child = Forked(context, sleep)
+    assert not child.is_stopped
     child.signal(signal.SIGSTOP)
     assert child.join(0.2) is None
+    while not child.is_stopped:
+        time.sleep(0.01)
+    child.signal(signal.SIGCONT)
+    while child.is_stopped:
+        time.sleep(0.01)
     child.signal(signal.SIGKILL)
     assert child.join(10.0) == -signal.SIGKILL
     child.signal(signal.SIGKILL)  # nobody is there any more, and nobody else is struck
+    assert not child.is_stopped
     with pytest.raises(ProcessLookupError):
         os.kill(child.pid, 0)
