@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
@@ -25,6 +26,11 @@ def end(code: int) -> None:
 
 def sleep() -> None:
     time.sleep(60.0)
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    while not holds():
+        time.sleep(0.01)
 
 
 def wait_until_gone(pid: int) -> None:
@@ -49,7 +55,7 @@ def test_an_end_is_read_once_also_while_another_thread_starts_a_process(
 
     def read_slowly(descriptor: int) -> int:
         time.sleep(0.1)  # whoever comes meanwhile finds the end unread
-        return read(descriptor)
+        return int(read(descriptor))
 
     monkeypatch.setattr(forkserver, "read_signed", read_slowly)
 
@@ -69,17 +75,14 @@ def test_an_end_is_read_once_also_while_another_thread_starts_a_process(
 @pytest.mark.slow
 def test_a_stopped_process_has_not_ended_and_goes_on_and_a_killed_one_has_ended(context: ForkServerContext) -> None:
     child = Forked(context, sleep)
-    assert not child.is_stopped
     child.signal(signal.SIGSTOP)
     assert child.join(0.2) is None
-    while not child.is_stopped:
-        time.sleep(0.01)
+    wait_until(lambda: child.is_stopped)
     child.signal(signal.SIGCONT)
-    while child.is_stopped:
-        time.sleep(0.01)
+    wait_until(lambda: not child.is_stopped)
     child.signal(signal.SIGKILL)
     assert child.join(10.0) == -signal.SIGKILL
     child.signal(signal.SIGKILL)  # nobody is there any more, and nobody else is struck
-    assert not child.is_stopped
+    wait_until(lambda: not child.is_stopped)
     with pytest.raises(ProcessLookupError):
         os.kill(child.pid, 0)
