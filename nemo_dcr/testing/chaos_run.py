@@ -230,7 +230,7 @@ class _Transition:
         begin = time.monotonic()
         patience.begin_anew(begin)
         seen = (earlier, system.deaths)
-        outside = sorted(drawn.outside)
+        outside, split = sorted(drawn.outside), drawn.split
         first_fault: float | None = None
         told: list[str] = []
         disarmed = False
@@ -252,13 +252,18 @@ class _Transition:
                         system.fill(hold)
                     case _:
                         system.stop(process, hold)
+            if split is not None and now - begin >= split[0]:
+                _, some, others, hold = split
+                split, first_fault = None, first_fault or now
+                system.split([self._process(each) for each in some], [self._process(each) for each in others], hold)
+                told.append(f"split {drawn.case.point}")
             if (len(system.struck), system.deaths) != seen or system.is_held:
                 seen = (len(system.struck), system.deaths)
                 patience.begin_anew(now)
             state = system.state()
             if now - begin >= drawn.train_after_s:
                 self._train(state)
-            if settled(system, state, self._candidate) and not outside:
+            if settled(system, state, self._candidate) and not outside and split is None:
                 if disarmed:
                     break
                 disarmed = system.arm({})

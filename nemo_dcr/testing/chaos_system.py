@@ -90,8 +90,7 @@ class ChaosSystem:
         for directory in (plan.addresses, plan.traces, plan.served):
             directory.mkdir(parents=True)
         self.plan = plan
-        for address in plan.hosts.values():
-            chaos_world.join(address)
+        chaos_world.settle(plan.hosts.values())
         if plan.hosts:
             chaos_world.small_store(plan.payloads)
         self._cut: set[str] = set()
@@ -216,6 +215,12 @@ class ChaosSystem:
 
         self._mends.append((time.monotonic() + hold_s, mend))
 
+    def split(self, some: Sequence[str], others: Sequence[str], hold_s: float) -> None:
+        """These two groups of processes do not reach each other for so long."""
+        groups = [self.plan.hosts[name] for name in some], [self.plan.hosts[name] for name in others]
+        chaos_world.split(*groups)
+        self._mends.append((time.monotonic() + hold_s, lambda: chaos_world.heal(*groups)))
+
     def fill(self, hold_s: float) -> None:
         """The file system of the payloads is full for so long."""
         chaos_world.fill(self.plan.payloads)
@@ -223,12 +228,12 @@ class ChaosSystem:
 
     @property
     def is_held(self) -> bool:
-        """Something is stopped, cut or full just now."""
+        """Something is stopped, cut, split or full just now."""
         return bool(self._mends) or any(each.continue_at is not None for each in self.processes.values())
 
     @property
     def whole(self) -> bool:
-        """Everything runs, and nothing is cut or full."""
+        """Everything runs, and nothing is cut, split or full."""
         return not self._mends and all(
             each.child.exitcode is None and each.continue_at is None and each.back_at is None
             for each in self.processes.values()
@@ -316,8 +321,7 @@ class ChaosSystem:
         self.endpoints.close()
         if self.plan.hosts:
             chaos_world.remove_store(self.plan.payloads)
-            for address in self.plan.hosts.values():
-                chaos_world.cut(address)
+            chaos_world.leave(self.plan.hosts.values())
         with contextlib.suppress(OperatorNeeded):
             write_journal(self.plan.traces / "control.ndjson", self.control.journal())
         self.control.close()
