@@ -14,7 +14,7 @@ from nemo_dcr.errors import ControlPlaneUnavailable
 from nemo_dcr.ids import AttemptId, Incarnation
 from nemo_dcr.testing.chaos_checks import fence_faults
 from nemo_dcr.testing.chaos_patience import Patience
-from nemo_dcr.testing.chaos_plans import ACTIVE, all_cases, faults
+from nemo_dcr.testing.chaos_plans import ACTIVE, GROUPS, STANDBY, all_cases, faults, members
 from nemo_dcr.testing.chaos_points import Edge, Kind, Strike, Striker, StrikingControl, StrikingTracer, read_struck
 from nemo_dcr.testing.chaos_run import TRANSITIONS, cases_of, numbered
 from nemo_dcr.trace import Action, Emit, Event
@@ -93,6 +93,22 @@ def test_runs_of_one_seed_take_every_case_once_before_any_comes_again() -> None:
     assert cases_of(3, 1) == cases_of(3, 1)
     assert cases_of(3, 1) != cases_of(4, 1)
     assert numbered([7, 8], 5 * TRANSITIONS) == [(7, 0), (8, 0), (7, 1), (8, 1), (7, 2)]
+
+
+def test_a_split_keeps_two_groups_apart_that_share_nobody() -> None:
+    receivers, owners = ["e0/0", "e1/0", "e1/1"], ["owner-0", "owner-1"]
+    splits = [case for case in all_cases(world=True) if case.kind == Kind.SPLIT]
+    assert len(splits) == len(GROUPS)
+    for case in splits:
+        drawn = faults(case, random.Random(2), receivers, owners).split
+        assert drawn is not None
+        _, some, others, hold = drawn
+        assert some, case
+        assert others, case
+        assert set(some).isdisjoint(others)
+        assert {*some, *others} <= {*receivers, *owners, ACTIVE, STANDBY}
+        assert hold > 0.4  # longer than an endpoint may be silent
+    assert members("one instance", random.Random(0), ["e1/0", "e1/1"], owners) == ("e1/0", "e1/1")
 
 
 def test_every_case_strikes_its_point_in_its_own_role() -> None:
