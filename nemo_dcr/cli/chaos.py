@@ -30,7 +30,8 @@ from nemo_dcr.testing.chaos_run import TRANSITIONS, Outcome, RunResult, numbered
 from nemo_dcr.testing.chaos_system import fork_server
 
 EXIT_BREACH = 1
-NAMED = {"kill": "death", "cut": "cut off", "full": "full disk"}
+NAMED = {"kill": "death", "cut": "cut off", "full": "full disk", "split": "split"}
+OF_NO_ROLE = ("full", "split")
 VALIDATED_EACH = 10
 """Traces of one run in so many are validated against the specification."""
 
@@ -57,7 +58,7 @@ def main(
     chosen = chosen or [random.SystemRandom().randrange(1 << 31) for _ in range(4)]
     runs = [(chosen[0], only)] if only is not None else numbered(chosen, transitions)
     world = chaos_world.enter()
-    left_out = "" if world else "; full disks and cuts are left out, which need root"
+    left_out = "" if world else "; full disks, cuts and splits are left out, which need root"
     typer.echo(f"chaos: seeds {','.join(map(str, chosen))}, {len(runs)} runs of {TRANSITIONS} transitions{left_out}")
     directory = keep or Path(tempfile.mkdtemp(prefix="nemo-dcr-chaos-"))
     begin = time.monotonic()
@@ -133,7 +134,7 @@ def recovery(outcomes: list[Outcome]) -> dict[str, str]:
             continue
         kind, role = outcome.struck[0].split()[0], outcome.case.role
         if kind in NAMED:
-            times[f"{role} {NAMED[kind]}" if kind != "full" else NAMED[kind]].append(outcome.recovered_s)
+            times[NAMED[kind] if kind in OF_NO_ROLE else f"{role} {NAMED[kind]}"].append(outcome.recovered_s)
     return {
         role: f"{statistics.median(found):.1f} s (median) {max(found):.1f} s (longest)"
         for role, found in sorted(times.items())

@@ -17,6 +17,8 @@ from dataclasses import dataclass, field, replace
 from nemo_dcr.testing.chaos_points import Edge, Kind, Strike
 
 ACTIVE, STANDBY = "active", "standby"
+NETWORK = "network"
+"""The role of splits."""
 HOLDS_S = (0.2, 0.8, 2.0)
 """How long a process is stopped: not noticed, counted as lost, and replaced where it is the coordinator."""
 
@@ -58,6 +60,18 @@ COORDINATOR_POINTS = (
 TAKEOVER_POINTS = ("BecomeCoordinator", "record acquire")
 MANY = frozenset({"EmitPayload", "CopyItem", "Accept", "ApplyItem", "record read"})
 """Points that a transition reaches several times."""
+GROUPS = (
+    ("owners", "coordinators"),
+    ("owners", ACTIVE),
+    ("receivers", "coordinators"),
+    ("receivers", ACTIVE),
+    ("one instance", ACTIVE),
+    ("one owner", "coordinators"),
+    (ACTIVE, STANDBY),
+    ("one instance", "everybody"),
+    ("one owner", "everybody"),
+)
+"""Groups that a split keeps apart."""
 ASYNC_ONLY = frozenset({"CloseGate"})
 
 
@@ -84,6 +98,8 @@ class Faults:
     """Armed in the life that follows a death."""
     outside: tuple[tuple[float, str, Kind, float], ...] = ()
     """After so many seconds, this process: kill it, or do this to it for so long."""
+    split: tuple[float, tuple[str, ...], tuple[str, ...], float] | None = None
+    """After so many seconds these two groups do not reach each other for so long."""
     aborts: bool = False
     """Only owner 0 freezes the candidate, then an abort is asked for."""
     train_after_s: float = 0.0
@@ -91,8 +107,33 @@ class Faults:
     double: bool = False
 
 
+def apart(some: str, others: str) -> str:
+    """The point of a split, in words."""
+    return f"between {some} and {others}"
+
+
+def members(group: str, rng: random.Random, receivers: list[str], owners: list[str]) -> tuple[str, ...]:
+    """The processes of a group; of one instance or one owner a drawn one."""
+    match group:
+        case "owners":
+            return tuple(owners)
+        case "receivers":
+            return tuple(receivers)
+        case "coordinators":
+            return ACTIVE, STANDBY
+        case "one owner":
+            return (rng.choice(owners),)
+        case "one instance":
+            instance = rng.choice(receivers).partition("/")[0]
+            return tuple(name for name in receivers if name.startswith(f"{instance}/"))
+        case "everybody":
+            return (*owners, *receivers, ACTIVE, STANDBY)
+        case _:
+            return (group,)
+
+
 def all_cases(*, world: bool = False) -> list[Case]:
-    """Every pair that `faults` can lead to; with a `world` of its own also cuts and full disks."""
+    """Every pair that `faults` can lead to; with a `world` of its own also cuts, splits and full disks."""
     kinds = (Kind.KILL, Kind.STOP)
     roles = {
         "receiver": (*RECEIVER_POINTS, *RESTARTED_RECEIVER_POINTS),
@@ -110,11 +151,18 @@ def all_cases(*, world: bool = False) -> list[Case]:
     if world:
         cases += [Case(role, "any time", "at", Kind.CUT.value) for role in roles]
         cases += [Case("owner", "any time", "at", Kind.FULL.value)]
+        cases += [Case(NETWORK, apart(*groups), "at", Kind.SPLIT.value) for groups in GROUPS]
     return cases
 
 
 def faults(case: Case, rng: random.Random, receivers: list[str], owners: list[str]) -> Faults:
     """What has to happen for a case, on drawn victims."""
+    if case.role == NETWORK:
+        groups = next(each for each in GROUPS if apart(*each) == case.point)
+        some, others = (members(group, rng, receivers, owners) for group in groups)
+        begin, hold = rng.uniform(0.0, 1.2), rng.choice(HOLDS_S[1:])
+        others = tuple(name for name in others if name not in some)
+        return _second(Faults(case=case, split=(begin, some, others, hold)), rng, receivers, owners)
     receiver, owner = rng.choice(receivers), rng.choice(owners)
     victim = {"receiver": receiver, "owner": owner, "coordinator": ACTIVE}[case.role]
     if case.edge == "at":

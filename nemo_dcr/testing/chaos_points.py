@@ -52,6 +52,8 @@ class Kind(StrEnum):
     LOST = "lost"
     CUT = "cut"
     """From outside: nobody reaches the process for a while."""
+    SPLIT = "split"
+    """From outside: two groups of processes do not reach each other for a while."""
     FULL = "full"
     """From outside: the payloads' file system is full for a while."""
 

@@ -39,6 +39,7 @@ from nemo_dcr.runtime.rpc import Method, Respond, Server
 from nemo_dcr.runtime.serve import OwnerService, ReceiverService
 from nemo_dcr.runtime.trace_file import FileTracer
 from nemo_dcr.source.baseline_files import BaselineFiles
+from nemo_dcr.testing import chaos_world
 from nemo_dcr.testing.chaos_points import Arm, Strike, Striker, StrikingControl, StrikingTracer
 from nemo_dcr.testing.chaos_source import RULES, TENSORS, ChaosTrainer, Lineage, SystemPlan
 from nemo_dcr.testing.local_oracle import StoredBits, stored_bits
@@ -116,7 +117,9 @@ class Life:
 
 
 def begin_life(plan: SystemPlan, name: str, node: str, strikes: tuple[Strike, ...]) -> Life:
-    """A new process life, with its log and its trace."""
+    """A new process life, with its log and its trace, in the namespace of its address if it has one."""
+    if name in plan.hosts:
+        chaos_world.live_in(plan.hosts[name])
     log = os.open(plan.directory / f"{name.replace('/', '-')}.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     os.dup2(log, 1)
     os.dup2(log, 2)

@@ -25,14 +25,13 @@ from nemo_dcr.protocol.tags import Tag, TagKind, TrackerKind, TrackerTag
 from nemo_dcr.record import Record
 from nemo_dcr.runtime.trace_file import read_log
 from nemo_dcr.testing import chaos_checks, chaos_world
+from nemo_dcr.testing.chaos_patience import Patience
 from nemo_dcr.testing.chaos_plans import ACTIVE, ASYNC_ONLY, STANDBY, Case, Faults, all_cases, faults
 from nemo_dcr.testing.chaos_points import Kind, Strike
 from nemo_dcr.testing.chaos_roles import TRAIN, Train
 from nemo_dcr.testing.chaos_source import Lineage, SystemPlan, write_whole
 from nemo_dcr.testing.chaos_system import COORDINATORS, ChaosSystem, SystemState
 
-SETTLE_S = 60.0
-"""A system that did not settle so long after its last fault is stuck."""
 TRANSITIONS = 4
 """Of one run."""
 
@@ -144,13 +143,15 @@ class _Stuck(Exception):
 
 def _bootstrap(system: ChaosSystem) -> None:
     """Wait until version 0 is served everywhere."""
-    deadline = time.monotonic() + SETTLE_S
-    while time.monotonic() < deadline:
+    patience = Patience(time.monotonic())
+    while True:
         system.tick()
-        if settled(system, system.state()):
+        state = system.state()
+        if settled(system, state):
             return
+        if over := patience.look(time.monotonic(), state.silent):
+            raise _Stuck(f"version 0 was not served: {over}: {describe(system)}")
         time.sleep(0.05)
-    raise _Stuck(f"version 0 was not served after {SETTLE_S:g} s: {describe(system)}")
 
 
 def settled(system: ChaosSystem, state: SystemState, candidate: CandidateId | None = None) -> Record | None:
@@ -218,13 +219,18 @@ class _Transition:
         for name, each in drawn.strikes.items():
             strikes[self._process(name)] = strikes.get(self._process(name), ()) + each
         earlier = len(system.struck)
+        begin = time.monotonic()
+        patience = Patience(begin)
         while not system.arm(strikes):
             system.tick()
+            if over := patience.look(time.monotonic(), system.state().silent):
+                raise _Stuck(f"could not be armed for {drawn.case}: {over}: {describe(system)}")
         for name, each in drawn.next_life.items():
             system.processes[self._process(name)].next_strikes = each
-        begin = progress = time.monotonic()
-        seen, lives = earlier, self._lives()
-        outside = sorted(drawn.outside)
+        begin = time.monotonic()
+        patience.begin_anew(begin)
+        seen = (earlier, system.deaths)
+        outside, split = sorted(drawn.outside), drawn.split
         first_fault: float | None = None
         told: list[str] = []
         disarmed = False
@@ -235,7 +241,7 @@ class _Transition:
                 _, name, kind, hold = outside.pop(0)
                 process = self._process(name)
                 first_fault = first_fault or now
-                progress = now
+                patience.begin_anew(now)
                 told.append(f"{kind} of {process} from outside")
                 match kind:
                     case Kind.KILL:
@@ -246,20 +252,26 @@ class _Transition:
                         system.fill(hold)
                     case _:
                         system.stop(process, hold)
-            if (len(system.struck), self._lives(), system.whole) != (seen, lives, True):
-                seen, lives, progress = len(system.struck), self._lives(), now
+            if split is not None and now - begin >= split[0]:
+                _, some, others, hold = split
+                split, first_fault = None, first_fault or now
+                system.split([self._process(each) for each in some], [self._process(each) for each in others], hold)
+                told.append(f"split {drawn.case.point}")
+            if (len(system.struck), system.deaths) != seen or system.is_held:
+                seen = (len(system.struck), system.deaths)
+                patience.begin_anew(now)
             state = system.state()
             if now - begin >= drawn.train_after_s:
                 self._train(state)
-            if settled(system, state, self._candidate) and not outside:
+            if settled(system, state, self._candidate) and not outside and split is None:
                 if disarmed:
                     break
                 disarmed = system.arm({})
                 for each_process in system.processes.values():
                     each_process.next_strikes = ()
                 continue
-            if now - progress > SETTLE_S:
-                raise _Stuck(f"stuck in {drawn.case} after {SETTLE_S:g} s without a fault: {describe(system)}")
+            if over := patience.look(time.monotonic(), state.silent):
+                raise _Stuck(f"stuck in {drawn.case}: {over}: {describe(system)}")
             time.sleep(0.03)
         end = time.monotonic()
         struck = system.struck[earlier:]
@@ -284,9 +296,6 @@ class _Transition:
             recovered_s=None if first_fault is None else end - first_fault,
             double=drawn.double or len(told) > 1,
         )
-
-    def _lives(self) -> int:
-        return sum(process.lives for process in self._system.processes.values())
 
     def _attempts(self) -> int:
         """Attempts of all its candidates."""

@@ -11,14 +11,12 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
-import os
 import random
 import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.context import ForkServerContext
-from multiprocessing.process import BaseProcess
 from typing import Any
 
 from nemo_dcr.control import SqliteControl
@@ -34,6 +32,7 @@ from nemo_dcr.runtime.trace_file import declare_killed, read_log, write_journal
 from nemo_dcr.testing import chaos_roles, chaos_world
 from nemo_dcr.testing.chaos_points import Arm, Kind, Strike, Struck, read_struck
 from nemo_dcr.testing.chaos_source import SystemPlan
+from nemo_dcr.testing.forked import Forked
 from nemo_dcr.trace import LamportClock
 
 CALL_S = 0.5
@@ -53,15 +52,14 @@ class Process:
     """One process of a system over all its lives."""
 
     name: str
-    start: Callable[[tuple[Strike, ...]], BaseProcess]
-    child: BaseProcess
+    start: Callable[[tuple[Strike, ...]], Forked]
+    child: Forked
     back_at: float | None = None
     """When it is started again, once it is dead."""
     continue_at: float | None = None
     """When it is continued, while it is stopped."""
     next_strikes: tuple[Strike, ...] = ()
     """Of its next life."""
-    lives: int = 1
 
 
 @dataclass
@@ -70,6 +68,12 @@ class SystemState:
 
     receivers: dict[ReceiverId, ReceiverReport | None] = field(default_factory=dict)
     owners: dict[OwnerId, OwnerReport | None] = field(default_factory=dict)
+
+    @property
+    def silent(self) -> list[str]:
+        """Who did not answer."""
+        receivers = [str(name) for name, report in self.receivers.items() if report is None]
+        return receivers + [f"owner-{name}" for name, report in self.owners.items() if report is None]
 
 
 class ChaosSystem:
@@ -86,8 +90,7 @@ class ChaosSystem:
         for directory in (plan.addresses, plan.traces, plan.served):
             directory.mkdir(parents=True)
         self.plan = plan
-        for address in plan.hosts.values():
-            chaos_world.join(address)
+        chaos_world.settle(plan.hosts.values())
         if plan.hosts:
             chaos_world.small_store(plan.payloads)
         self._cut: set[str] = set()
@@ -101,6 +104,8 @@ class ChaosSystem:
         self._peers: dict[str, Peer] = {}
         self.struck: list[Struck] = []
         """Every strike that took place so far."""
+        self.deaths = 0
+        """Processes that died so far; those that ended because they were replaced are not among them."""
         self.faults: list[str] = []
         """Processes that ended in a way that nobody struck."""
         self.processes: dict[str, Process] = {}
@@ -112,22 +117,20 @@ class ChaosSystem:
         for number, name in enumerate(coordinators):
             first = [number > 0]
 
-            def start(strikes: tuple[Strike, ...], name: str = name, first: list[bool] = first) -> BaseProcess:
+            def start(strikes: tuple[Strike, ...], name: str = name, first: list[bool] = first) -> Forked:
                 standby, first[0] = first[0], True
                 return self._fork(chaos_roles.coordinator_role, name, standby, strikes)
 
             self.processes[name] = Process(name, start, start(()))
 
     def _add(self, name: str, role: Callable[..., None], *arguments: object) -> None:
-        def start(strikes: tuple[Strike, ...]) -> BaseProcess:
+        def start(strikes: tuple[Strike, ...]) -> Forked:
             return self._fork(role, *arguments, strikes)
 
         self.processes[name] = Process(name, start, start(()))
 
-    def _fork(self, role: Callable[..., None], *arguments: object) -> BaseProcess:
-        child = self._context.Process(target=role, args=(self.plan, *arguments), daemon=True)
-        child.start()
-        return child
+    def _fork(self, role: Callable[..., None], *arguments: object) -> Forked:
+        return Forked(self._context, role, self.plan, *arguments)
 
     # ------------------------------------------------------------------------------------------------- deployment
 
@@ -144,9 +147,10 @@ class ChaosSystem:
             if struck.strike.kind is Kind.STOP and process.child.pid == struck.pid:
                 process.continue_at = now + struck.strike.hold_s
         for process in self.processes.values():
-            if process.continue_at is not None and now >= process.continue_at:
+            if process.continue_at is not None and now >= process.continue_at and process.child.is_stopped:
+                # A process that says that it stops itself may not have come to it: continued now, it would stop later.
                 process.continue_at = None
-                self._signal(process, signal.SIGCONT)
+                process.child.signal(signal.SIGCONT)
             if process.child.exitcode is not None and process.back_at is None:
                 self.bury(process)
                 process.back_at = now + self._rng.uniform(0.0, 0.3)
@@ -154,17 +158,17 @@ class ChaosSystem:
                 process.back_at = None
                 strikes, process.next_strikes = process.next_strikes, ()
                 process.child = process.start(strikes)
-                process.lives += 1
         self._connect()
 
     def bury(self, process: Process) -> None:
         """A child has ended: by a signal of ours, replaced, or through a fault of its own."""
         code = process.child.exitcode
         process.continue_at = None
-        if code == -signal.SIGKILL:
-            self._declare(process.name)
-        elif code != chaos_roles.REPLACED or process.name not in COORDINATORS:
-            self._declare(process.name)
+        if code == chaos_roles.REPLACED and process.name in COORDINATORS:
+            return
+        self.deaths += 1
+        self._declare(process.name)
+        if code != -signal.SIGKILL:
             self.faults.append(f"{process.name} ended by itself with code {code}")
 
     def _declare(self, name: str) -> None:
@@ -190,13 +194,13 @@ class ChaosSystem:
 
     def kill(self, name: str) -> None:
         """SIGKILL from outside, at any time."""
-        self._signal(self.processes[name], signal.SIGKILL)
+        self.processes[name].child.signal(signal.SIGKILL)
 
     def stop(self, name: str, hold_s: float) -> None:
         """SIGSTOP from outside, and SIGCONT after `hold_s` seconds."""
         process = self.processes[name]
         if process.child.exitcode is None:
-            self._signal(process, signal.SIGSTOP)
+            process.child.signal(signal.SIGSTOP)
             process.continue_at = time.monotonic() + hold_s
 
     def cut(self, name: str, hold_s: float) -> None:
@@ -211,19 +215,25 @@ class ChaosSystem:
 
         self._mends.append((time.monotonic() + hold_s, mend))
 
+    def split(self, some: Sequence[str], others: Sequence[str], hold_s: float) -> None:
+        """These two groups of processes do not reach each other for so long."""
+        groups = [self.plan.hosts[name] for name in some], [self.plan.hosts[name] for name in others]
+        chaos_world.split(*groups)
+        self._mends.append((time.monotonic() + hold_s, lambda: chaos_world.heal(*groups)))
+
     def fill(self, hold_s: float) -> None:
         """The file system of the payloads is full for so long."""
         chaos_world.fill(self.plan.payloads)
         self._mends.append((time.monotonic() + hold_s, lambda: chaos_world.free(self.plan.payloads)))
 
-    def _signal(self, process: Process, number: int) -> None:
-        if process.child.exitcode is None and process.child.pid is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process.child.pid, number)
+    @property
+    def is_held(self) -> bool:
+        """Something is stopped, cut, split or full just now."""
+        return bool(self._mends) or any(each.continue_at is not None for each in self.processes.values())
 
     @property
     def whole(self) -> bool:
-        """Everything runs, and nothing is cut or full."""
+        """Everything runs, and nothing is cut, split or full."""
         return not self._mends and all(
             each.child.exitcode is None and each.continue_at is None and each.back_at is None
             for each in self.processes.values()
@@ -295,14 +305,13 @@ class ChaosSystem:
         for _, mend in self._mends:
             mend()
         for process in self.processes.values():
-            self._signal(process, signal.SIGCONT)
+            process.child.signal(signal.SIGCONT)
         for name in self.processes:
             self.ask(name, STOP, Nothing())
         deadline = time.monotonic() + 5.0
         for process in self.processes.values():
-            process.child.join(max(0.0, deadline - time.monotonic()))
-            if process.child.exitcode is None:
-                process.child.kill()
+            if process.child.join(max(0.0, deadline - time.monotonic())) is None:
+                process.child.signal(signal.SIGKILL)
                 process.child.join()
                 self._declare(process.name)
             elif process.child.exitcode != 0 and process.back_at is None:
@@ -312,8 +321,7 @@ class ChaosSystem:
         self.endpoints.close()
         if self.plan.hosts:
             chaos_world.remove_store(self.plan.payloads)
-            for address in self.plan.hosts.values():
-                chaos_world.cut(address)
+            chaos_world.leave(self.plan.hosts.values())
         with contextlib.suppress(OperatorNeeded):
             write_journal(self.plan.traces / "control.ndjson", self.control.journal())
         self.control.close()

@@ -13,7 +13,8 @@ from nemo_dcr.control import MemoryControl
 from nemo_dcr.errors import ControlPlaneUnavailable
 from nemo_dcr.ids import AttemptId, Incarnation
 from nemo_dcr.testing.chaos_checks import fence_faults
-from nemo_dcr.testing.chaos_plans import ACTIVE, all_cases, faults
+from nemo_dcr.testing.chaos_patience import Patience
+from nemo_dcr.testing.chaos_plans import ACTIVE, GROUPS, STANDBY, all_cases, faults, members
 from nemo_dcr.testing.chaos_points import Edge, Kind, Strike, Striker, StrikingControl, StrikingTracer, read_struck
 from nemo_dcr.testing.chaos_run import TRANSITIONS, cases_of, numbered
 from nemo_dcr.trace import Action, Emit, Event
@@ -94,6 +95,22 @@ def test_runs_of_one_seed_take_every_case_once_before_any_comes_again() -> None:
     assert numbered([7, 8], 5 * TRANSITIONS) == [(7, 0), (8, 0), (7, 1), (8, 1), (7, 2)]
 
 
+def test_a_split_keeps_two_groups_apart_that_share_nobody() -> None:
+    receivers, owners = ["e0/0", "e1/0", "e1/1"], ["owner-0", "owner-1"]
+    splits = [case for case in all_cases(world=True) if case.kind == Kind.SPLIT]
+    assert len(splits) == len(GROUPS)
+    for case in splits:
+        drawn = faults(case, random.Random(2), receivers, owners).split
+        assert drawn is not None
+        _, some, others, hold = drawn
+        assert some, case
+        assert others, case
+        assert set(some).isdisjoint(others)
+        assert {*some, *others} <= {*receivers, *owners, ACTIVE, STANDBY}
+        assert hold > 0.4  # longer than an endpoint may be silent
+    assert members("one instance", random.Random(0), ["e1/0", "e1/1"], owners) == ("e1/0", "e1/1")
+
+
 def test_every_case_strikes_its_point_in_its_own_role() -> None:
     for case in all_cases():
         drawn = faults(case, random.Random(1), ["e0/0", "e1/0"], ["owner-0", "owner-1"])
@@ -111,6 +128,19 @@ def test_every_case_strikes_its_point_in_its_own_role() -> None:
         wanted = {"receiver": "e", "owner": "owner-", "coordinator": ("active", "standby")}[case.role]
         assert any(name.startswith(wanted) for name, _ in hits), case
         assert case.role == "coordinator" or ACTIVE not in {name for name, _ in hits}
+
+
+def test_a_system_is_stuck_by_time_in_which_everybody_answered() -> None:
+    patience = Patience(0.0)
+    assert [patience.look(now, ()) for now in (0.5, 1.0)] == ["", ""]
+    assert patience.look(100.0, ()) == ""  # one long look is a machine that gave nobody time
+    assert patience.look(200.0, ["e0/0"]) == ""
+    assert patience.look(299.0, ["e0/0"]) == ""
+    assert "silent: e0/0" in patience.look(300.0, ["e0/0"])
+    patience.begin_anew(1000.0)
+    looks = [patience.look(1000.0 + 0.5 * (each + 1), ()) for each in range(120)]
+    assert looks[:-1] == [""] * 119
+    assert "every process answered for 60 s" in looks[-1]
 
 
 def line(seq: int, action: str, attempt: int, installed: int) -> Event:
