@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import distributed as dist
@@ -31,10 +31,12 @@ from nemo_dcr.adapters.trainer_group import trainer_group
 from nemo_dcr.canonical import TensorMeta
 from nemo_dcr.checkpoint.directory import Checkpoint, open_checkpoint
 from nemo_dcr.config import CodecConfig, QueueConfig, RefitConfig
-from nemo_dcr.errors import ConditionViolated, EndpointLost, OperatorNeeded
+from nemo_dcr.errors import EndpointLost, OperatorNeeded
 from nemo_dcr.ids import NO_CANDIDATE, CandidateId, OwnerId, Version
 from nemo_dcr.protocol.tags import TrackerKind, TrackerTag
 from nemo_dcr.runtime.addresses import Address, new_incarnation, publish_address
+from nemo_dcr.runtime.change_log import DIRECTORY as CHANGES
+from nemo_dcr.runtime.change_log import ChangeLog, Holding
 from nemo_dcr.runtime.owner_node import OwnerNode
 from nemo_dcr.runtime.rpc import LOOPBACK, PLAINTEXT
 from nemo_dcr.runtime.serve import OwnerService
@@ -145,6 +147,9 @@ class Owner:
             trace = place / "traces" / f"{name}-{incarnation}.ndjson"
             tracer = FileTracer(trace, f"owner {rank}", incarnation, clock)
             opened.callback(tracer.close)
+            holding = Holding(rank, incarnation, weights.delta.source_elements, weights.delta.elements_by_tensor())
+            changes = ChangeLog(place / CHANGES, holding)
+            opened.callback(changes.close)
             node = OwnerNode(
                 delta=weights.delta,
                 incarnation=incarnation,
@@ -156,6 +161,7 @@ class Owner:
                 codec=codec,
                 queue=queue,
                 baseline_digest=digest,
+                changes=changes,
             )
             service = OwnerService(node, clock, listen, security)
             opened.callback(service.close)

@@ -71,9 +71,13 @@ def local_map(whole: IndexMap, value: Tensor, name: str) -> IndexMap:
 
 def bare_module(module: nn.Module) -> nn.Module:
     """The module without DDP and torch.compile around it."""
-    while isinstance(module, DistributedDataParallel) or COMPILED in module._modules:
-        module = module.module if isinstance(module, DistributedDataParallel) else module._modules[COMPILED]  # type: ignore[assignment]
-    return module
+    while True:
+        if isinstance(module, DistributedDataParallel):
+            module = module.module
+        elif (compiled := module._modules.get(COMPILED)) is not None:
+            module = compiled
+        else:
+            return module
 
 
 def bare_name(path: str) -> str:

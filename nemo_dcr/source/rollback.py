@@ -36,7 +36,7 @@ def roll_back(
     chunk_bytes: int,
     stopped: Callable[[], bool] = never,
 ) -> None:
-    """Set the shards of all `tasks` that this rank holds to committed words; all ranks together where there are replicas.
+    """Set the shards of all `tasks` that this rank holds to committed words. All ranks together if there are replicas.
 
     Args:
         plan: what the ranks agreed on.
