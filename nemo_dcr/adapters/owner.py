@@ -41,6 +41,7 @@ from nemo_dcr.runtime.owner_node import OwnerNode
 from nemo_dcr.runtime.rpc import LOOPBACK, PLAINTEXT
 from nemo_dcr.runtime.serve import OwnerService
 from nemo_dcr.runtime.trace_file import FileTracer
+from nemo_dcr.source.delta import Counts
 from nemo_dcr.source.tasks import ResidualInput, ResidualTask
 from nemo_dcr.trace import LamportClock
 from nemo_dcr.transport.relay.keys import read_security
@@ -195,6 +196,11 @@ class Owner:
         """The version that the baseline holds; None while it is lost or being copied."""
         tracker = self.node.report.tracker
         return tracker.version if tracker.kind is TrackerKind.AT else None
+
+    @property
+    def counts(self) -> Counts:
+        """What this rank compared and sent in the last stream."""
+        return self.node.counts
 
     def watch(self, optimizer: torch.optim.Optimizer) -> None:
         """Refuse steps of this optimizer while the weights are a frozen candidate, by raising ConditionViolated."""
