@@ -62,16 +62,19 @@ class ChangeLog:
         """Make the file in `directory`, and the directory."""
         directory.mkdir(parents=True, exist_ok=True)
         self._file = (directory / f"owner-{holding.owner}-{holding.incarnation}.ndjson").open("ab", buffering=0)
-        self._file.write(msgspec.json.encode(holding) + b"\n")
+        self._write(holding)
 
     def append(self, version: Version, candidate: CandidateId, counts: Counts) -> None:
         """`candidate` is committed as `version`; `counts` are those of its last complete stream."""
         changed = dict(counts.changed_by_tensor) if counts.compared else {}
         row = Changes(version, candidate, counts.compared, counts.changed_elements if counts.compared else 0, changed)
+        self._write(row)
+
+    def _write(self, line: Holding | Changes) -> None:
         if self._file.closed:
             return
         try:
-            self._file.write(msgspec.json.encode(row) + b"\n")
+            self._file.write(msgspec.json.encode(line) + b"\n")
         except OSError as problem:
             logger.warning("%s: no further changes are written: %s", self._file.name, problem)
             self._file.close()
