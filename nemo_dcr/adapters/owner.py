@@ -122,9 +122,8 @@ class Owner:
         if keys is not None:
             security = read_security(Path(keys))
         files, table = _table(checkpoint)
+        ranks = trainer_group(group)
         with ExitStack() as opened:
-            ranks = trainer_group(group)
-            opened.callback(ranks.close)
             weights = PolicyWeights(
                 model,
                 table,
