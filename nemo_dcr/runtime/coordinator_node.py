@@ -26,7 +26,7 @@ import zmq
 
 from nemo_dcr.errors import Conflict
 from nemo_dcr.ids import AttemptId, CandidateId, Epoch, Incarnation
-from nemo_dcr.protocol.coordinator_events import AbortRequested, CoordinatorEffect, Held, SteppedDown, TransitionAborted
+from nemo_dcr.protocol.coordinator_events import AbortRequested, CoordinatorEffect, SteppedDown, TransitionAborted
 from nemo_dcr.protocol.messages import OwnerReport, ReceiverReport
 from nemo_dcr.protocol.transition_state import CoordinatorConfig, Phase
 from nemo_dcr.record import ControlPlane, Record
@@ -45,6 +45,8 @@ logger = logging.getLogger(__name__)
 
 ACTIVE = "coordinator"
 """The name under which the active coordinator publishes its address."""
+WAIT_TOLD_S = 3.0
+"""A wait for something outside is logged when it has lasted for so long."""
 LOOKS_EACH = 20
 """An idle coordinator reads the record every so many heartbeats, to learn that it was replaced."""
 
@@ -152,6 +154,7 @@ class CoordinatorNode:
             now=now,
             sleep=self._sleep,
         )
+        self._wait, self._told = ("", self._beat), ""
         self._looked: object = None
         self._rounds = 0
         self.server = Server(name, clock, listen, security=security, on_fault=lambda fault: self.stopping.set())
@@ -264,6 +267,15 @@ class CoordinatorNode:
                 self._coordinator.look()
         self._coordinator.round()
         self._beat = time.monotonic()
+        self._tell_wait(self._coordinator.state.held)
+
+    def _tell_wait(self, reason: str) -> None:
+        """Log what it waits for once that has lasted; every start waits a moment for the first engines."""
+        if reason != self._wait[0]:
+            self._wait = (reason, self._beat)
+        elif reason and reason != self._told and self._beat - self._wait[1] >= WAIT_TOLD_S:
+            self._told = reason
+            logger.warning("coordinator %s waits: %s", self.name, reason)
 
     def _refresh(self) -> None:
         """Whoever came or went, and what loaders do with each name."""
@@ -280,8 +292,6 @@ class CoordinatorNode:
         match effect:
             case SteppedDown(reason):
                 self._replaced = reason
-            case Held(reason):
-                logger.warning("coordinator %s waits: %s", self.name, reason)
             case TransitionAborted(candidate, reason):
                 self._aborted = candidate
                 logger.error("%s", self._abort_notice(candidate, reason))

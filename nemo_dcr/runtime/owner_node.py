@@ -50,7 +50,8 @@ from nemo_dcr.protocol.owner_state import (
     holds_version,
 )
 from nemo_dcr.protocol.tags import TrackerTag
-from nemo_dcr.record import AttemptMode
+from nemo_dcr.record import DELTA_MODES, AttemptMode
+from nemo_dcr.runtime.change_log import ChangeLog
 from nemo_dcr.runtime.payload_stream import FormedPayload, PayloadStream
 from nemo_dcr.runtime.stepper import Stepper
 from nemo_dcr.runtime.timings import StageClock
@@ -95,10 +96,12 @@ class OwnerNode:
         codec: CodecConfig | None = None,
         queue: QueueConfig | None = None,
         baseline_digest: bytes = b"",
+        changes: ChangeLog | None = None,
     ) -> None:
         """`tracker` and `resident` say what baseline and weights are known to hold at the start.
 
         `candidate`: after a restart inside a transition, the frozen candidate that the weights were brought back to.
+        `changes` is told what each committed version changed.
         """
         self.delta = delta
         self.timings = StageClock(f"owner-{delta.owner}")
@@ -125,6 +128,9 @@ class OwnerNode:
         self._stream: AttemptId | None = None
         self._publisher: Publisher | None = None
         self._stop: AttemptId | None = None
+        self._changes = changes
+        self._streamed: tuple[CandidateId, Counts] | None = None
+        """The candidate of the last complete stream of changes, and what it counted."""
         self._machine.begin()
 
     def run_apart(self) -> None:
@@ -208,6 +214,8 @@ class OwnerNode:
             self.timings.mark(attempt, "construct_ended")
             manifest = publisher.close_set()
             self._count(attempt)
+            if start.mode in DELTA_MODES:
+                self._streamed = start.candidate, self.delta.counts
             self._feed(StreamEnded(attempt, manifest.digest))
         except AttemptStopped:
             pass  # asked for by stop_and_wait, which is answered below
@@ -270,6 +278,8 @@ class OwnerNode:
             self._feed(BaselineLost(str(problem)))
         else:
             self.timings.mark(attempt, "baseline_updated")
+            if self._changes is not None and self._streamed is not None and self._streamed[0] == candidate:
+                self._changes.append(copy.version, candidate, self._streamed[1])
             self._feed(BaselineFilled(copy.version))
             self.delta.seal(candidate)
 

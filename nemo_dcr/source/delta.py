@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from nemo_dcr.bits import Words
 from nemo_dcr.canonical import TensorMeta
@@ -56,6 +56,8 @@ class Counts:
     """Chunks that were compared or read."""
     input_bytes: int = 0
     """Bytes of those chunks, changed or not."""
+    changed_by_tensor: dict[str, int] = field(default_factory=dict)
+    """|D_chg| by canonical name; tensors without a change are left out."""
 
 
 class DeltaOwner:
@@ -100,6 +102,11 @@ class DeltaOwner:
     def tensor_table(self) -> tuple[TensorMeta, ...]:
         """Canonical tensors that this owner can emit records for, sorted by name."""
         return self._tensors
+
+    def elements_by_tensor(self) -> dict[str, int]:
+        """Canonical elements that this owner answers for, by canonical name."""
+        mine = {unit.tensor.name: unit.source_elements for unit in self._units}
+        return mine | {tensor.name: tensor.numel for tensor in (self._residual.tensors if self._residual else ())}
 
     @property
     def source_elements(self) -> int:
@@ -269,6 +276,7 @@ class DeltaOwner:
                     yield _tally(counts, chunk)
             counts.changed_elements += self._residual.counts.changed_inputs
             counts.emitted_changed += self._residual.counts.emitted_changed
+            counts.changed_by_tensor.update(self._residual.counts.changed_by_tensor)
         sized = ((unit, unit.nbytes) for unit in self._units)
         for units, input_bytes in group_chunks(sized, self._config.chunk_target_bytes):
             if stopped():
@@ -278,6 +286,8 @@ class DeltaOwner:
                 emission = self._emission(unit, mode, path_classes)
                 counts.changed_elements += emission.changed
                 counts.emitted_changed += emission.emitted_changed
+                if emission.emitted_changed:
+                    counts.changed_by_tensor[unit.tensor.name] = emission.emitted_changed
                 if emission.item is not None:
                     items.append(emission.item)
             yield _tally(counts, Chunk(tuple(items), input_bytes))

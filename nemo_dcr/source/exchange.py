@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Protocol
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from nemo_dcr.errors import AttemptFailed, EndpointLost
 
@@ -165,13 +167,59 @@ class GroupExchange:
         sizes = [len(part) for part in parts]
         incoming = torch.empty(self.world, dtype=torch.int64)
         try:
-            dist.all_to_all_single(incoming, torch.tensor(sizes, dtype=torch.int64), group=self._group)
+            self._all_to_all(incoming, torch.tensor(sizes, dtype=torch.int64))
             expected = [int(size) for size in incoming]
             outgoing = torch.from_numpy(np.frombuffer(bytearray().join(parts), dtype=np.uint8))
             received = torch.empty(sum(expected), dtype=torch.uint8)
-            dist.all_to_all_single(received, outgoing, expected, sizes, group=self._group)
+            self._all_to_all(received, outgoing, expected, sizes)
         except RuntimeError as error:
             raise EndpointLost("trainer ranks", str(error)) from error
         whole = received.numpy()
         ends = np.cumsum(expected)
         return [whole[end - size : end].tobytes() for end, size in zip(ends, expected, strict=True)]
+
+    def _all_to_all(
+        self, received: Tensor, sent: Tensor, expected: list[int] | None = None, sizes: list[int] | None = None
+    ) -> None:
+        dist.all_to_all_single(received, sent, expected, sizes, group=self._group)
+
+
+class OwnGroupExchange(GroupExchange):
+    """Exchange over a gloo group that only its ranks know, and that torch.distributed does not list.
+
+    Ranks outside of it need not take part, its name is never that of an earlier group, and it ends with the object.
+    """
+
+    def __init__(self, store: dist.Store, rank: int, world: int, prefix: str, timeout: timedelta) -> None:
+        """All ranks 0 .. world-1 of the group together.
+
+        Args:
+            store: any torch store that these ranks share.
+            rank: of this process in the group.
+            world: ranks of the group.
+            prefix: of all keys in the store; a new one for each group.
+            timeout: a rank that does not answer inside a round for so long is lost.
+
+        Raises: EndpointLost when a rank does not come.
+        """
+        super().__init__(store, prefix=prefix)
+        try:
+            own = dist.PrefixStore(f"{prefix}/gloo", store)  # type: ignore[attr-defined]
+            self._own = dist.ProcessGroupGloo(own, rank, world, timeout)  # type: ignore[attr-defined]
+        except RuntimeError as error:
+            raise EndpointLost("trainer ranks", str(error)) from error
+
+    @property
+    def rank(self) -> int:
+        """This rank in the group."""
+        return int(self._own.rank())
+
+    @property
+    def world(self) -> int:
+        """Ranks of the group."""
+        return int(self._own.size())
+
+    def _all_to_all(
+        self, received: Tensor, sent: Tensor, expected: list[int] | None = None, sizes: list[int] | None = None
+    ) -> None:
+        self._own.alltoall_base(received, sent, expected or [], sizes or []).wait()

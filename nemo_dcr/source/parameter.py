@@ -14,11 +14,12 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from nemo_dcr.bits.tensors import dtype_name
+from nemo_dcr.bits import Words
+from nemo_dcr.bits.tensors import dtype_name, integer_view, tensor_from_words
 from nemo_dcr.errors import ConditionViolated, UnsupportedMapping
 from nemo_dcr.source.pieces import Piece
 from nemo_dcr.source.piecewise import IndexMap
-from nemo_dcr.source.tasks import AffineTask, served_cast, tensor_reader
+from nemo_dcr.source.tasks import AffineTask, Write, served_cast, tensor_reader
 
 
 def parameter_tasks(index_map: IndexMap, get: Callable[[], Tensor]) -> list[AffineTask]:
@@ -42,8 +43,26 @@ def parameter_tasks(index_map: IndexMap, get: Callable[[], Tensor]) -> list[Affi
         convert = served_cast(held, piece.tensor)
         for part, box in piece.boxes():
             read = tensor_reader(_part(get, index_map, part, box.label), box.label, convert=convert)
-            tasks.append(AffineTask.identity(box, read))
+            tasks.append(AffineTask.identity(box, read, _writer(get, part, piece.tensor.dtype)))
     return tasks
+
+
+def _writer(get: Callable[[], Tensor], part: Piece, dtype: str) -> Write:
+    """Sets the part to stored words; masters in FP32 become the values that are served."""
+    offset, sizes, strides = part.strided()
+
+    def write(stored: Words) -> None:
+        whole = get().detach()
+        flat = whole.contiguous()
+        held = flat.as_strided(sizes, strides, flat.storage_offset() + offset)
+        served = tensor_from_words(stored, dtype, sizes)
+        if held.dtype == served.dtype:  # as integers, so that every bit arrives
+            held, served = integer_view(held), integer_view(served)
+        held.copy_(served)
+        if flat.data_ptr() != whole.data_ptr():
+            whole.copy_(flat)
+
+    return write
 
 
 def _part(get: Callable[[], Tensor], index_map: IndexMap, part: Piece, key: str) -> Callable[[], Tensor]:

@@ -17,6 +17,9 @@ from nemo_dcr.ids import OwnerId
 from nemo_dcr.source.geometry import Plan
 from nemo_dcr.source.tasks import AffineTask, ResidualInput
 
+NAMED = 5
+"""So many shards of an error are named, the others counted."""
+
 
 def replica_digests(plan: Plan, shards: Iterable[AffineTask | ResidualInput]) -> dict[str, bytes]:
     """BLAKE2b-128 over the stored bits of each given shard that another rank holds too, by key.
@@ -33,11 +36,24 @@ def replica_digests(plan: Plan, shards: Iterable[AffineTask | ResidualInput]) ->
 def check_replicas(digests: Mapping[OwnerId, Mapping[str, bytes]]) -> None:
     """Compare the digests of all ranks.
 
-    Raises: ConditionViolated (SC2) that names a shard and the two ranks that differ.
+    Raises: ConditionViolated (SC2) that names the shards, at most `NAMED` of them, and the ranks that differ.
     """
-    seen: dict[str, tuple[OwnerId, bytes]] = {}
+    held: dict[str, dict[bytes, list[OwnerId]]] = {}
     for rank in sorted(digests):
-        for key, digest in sorted(digests[rank].items()):
-            other, expected = seen.setdefault(key, (rank, digest))
-            if digest != expected:
-                raise ConditionViolated("SC2", key, f"ranks {other} and {rank} hold different bits of this replica")
+        for key, digest in digests[rank].items():
+            held.setdefault(key, {}).setdefault(digest, []).append(rank)
+    differing = {key: list(kinds.values()) for key, kinds in sorted(held.items()) if len(kinds) > 1}
+    if not differing:
+        return
+    first, *others = differing
+    detail = f"{_ranks(differing[first])} hold different bits of this replica"
+    if others:
+        more = f" and {len(others) + 1 - NAMED} more" if len(others) >= NAMED else ""
+        named = ", ".join(f"{key!r} ({_ranks(differing[key])})" for key in others[: NAMED - 1])
+        detail += f"; so do those of {named}{more}"
+    raise ConditionViolated("SC2", first, detail)
+
+
+def _ranks(kinds: list[list[OwnerId]]) -> str:
+    """Ranks with the same bits stand together."""
+    return "ranks " + " and ".join(",".join(map(str, ranks)) for ranks in kinds)

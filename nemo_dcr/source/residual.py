@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
@@ -51,6 +51,8 @@ class ResidualCounts:
     """Canonical elements with a record."""
     emitted_changed: int = 0
     """Those of them whose canonical bits changed."""
+    changed_by_tensor: dict[str, int] = field(default_factory=dict)
+    """The same by canonical name; tensors without a change are left out."""
 
 
 class ResidualConverter:
@@ -150,6 +152,8 @@ class ResidualConverter:
                     elif indices is not None and len(indices):
                         items.append(Item.of(tensor, Encoding.OVERWRITE, indices, values))
                     self.counts.emitted_changed += len(values)
+                    if len(values):
+                        self.counts.changed_by_tensor[tensor.name] = len(values)
                 yield self._chunk(items, input_bytes)
         self._pending = pending
 

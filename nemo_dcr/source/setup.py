@@ -48,6 +48,14 @@ def agree_plan(
     tables = exchange.gather(msgspec.msgpack.encode(rows))
     plan = make_plan((row for table in tables for row in _ROWS.decode(table)), expected=expected)
     if check_bits:
-        digests = exchange.gather(msgspec.msgpack.encode(replica_digests(plan, (*affine, *inputs))))
-        check_replicas({OwnerId(other): _DIGESTS.decode(data) for other, data in enumerate(digests)})
+        agree_bits(exchange, plan, (*affine, *inputs))
     return plan
+
+
+def agree_bits(exchange: Exchange, plan: Plan, shards: Iterable[AffineTask | ResidualInput]) -> None:
+    """Compare all replicas bit by bit; each rank calls this with everything that it holds, at set-up and on request.
+
+    Raises: ConditionViolated (SC2) for replicas that differ, (SC4) for a shard unlike its declaration; EndpointLost.
+    """
+    digests = exchange.gather(msgspec.msgpack.encode(replica_digests(plan, shards)))
+    check_replicas({OwnerId(other): _DIGESTS.decode(data) for other, data in enumerate(digests)})

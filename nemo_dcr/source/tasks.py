@@ -26,6 +26,8 @@ from nemo_dcr.source.projection import Identity, Projection
 
 Read = Callable[[], Words]
 """Returns the stored words of a local shard; the result may alias live weights and is not written to."""
+Write = Callable[[Words], None]
+"""Sets a local shard to stored words that `Read` returned before, of this shard or of a replica."""
 
 
 def _checked(words: Words, dtype: str, count: int, key: str, condition: str = "SC4") -> Words:
@@ -45,6 +47,8 @@ class AffineTask:
     map: BoxMap
     projection: Projection
     read: Read
+    write: Write | None = None
+    """For a candidate that is given up; None where only the trainer can go back."""
 
     def __post_init__(self) -> None:
         if self.projection.target != self.tensor.dtype:
@@ -52,9 +56,9 @@ class AffineTask:
             raise UnsupportedMapping(self.tensor.name, "SC5", detail)
 
     @classmethod
-    def identity(cls, box: BoxMap, read: Read) -> AffineTask:
+    def identity(cls, box: BoxMap, read: Read, write: Write | None = None) -> AffineTask:
         """The task that hands the stored bits of the box through."""
-        return cls(map=box, projection=Identity(box.tensor.dtype), read=read)
+        return cls(map=box, projection=Identity(box.tensor.dtype), read=read, write=write)
 
     @property
     def tensor(self) -> TensorMeta:
