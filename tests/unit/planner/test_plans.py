@@ -38,31 +38,36 @@ LOAD = Load(
 )
 
 
+def near(found: float, wanted: float, share: float = 1e-9) -> bool:
+    """Seconds and bytes of a prediction, not bits of a weight."""
+    return abs(found - wanted) <= share * abs(wanted)
+
+
 def test_construction_hides_behind_a_slow_link() -> None:
     """Ten buckets of 0.1 s each, ten payloads of 1 s each: one bucket, then the link."""
     course = run(LOAD)
     assert course.payloads == 10
-    assert course.constructed_s == pytest.approx(1.0)
-    assert course.transport_s == pytest.approx(10.0)
-    assert course.applied_s == pytest.approx(10.1)
+    assert near(course.constructed_s, 1.0)
+    assert near(course.transport_s, 10.0)
+    assert near(course.applied_s, 10.1)
 
 
 def test_a_fast_link_hides_behind_construction() -> None:
     course = run(replace(LOAD, uplink_bytes_s=1000, downlink_bytes_s=1000))
-    assert course.applied_s == pytest.approx(1.0 + 0.01)
-    assert course.transport_s == pytest.approx(10 * 0.01)
+    assert near(course.applied_s, 1.0 + 0.01)
+    assert near(course.transport_s, 10 * 0.01)
 
 
 def test_the_store_passes_a_payload_on_when_it_has_all_of_it_and_the_relay_tree_while_it_comes() -> None:
     relay, store = run(LOAD), run(replace(LOAD, store=True))
-    assert store.applied_s == pytest.approx(relay.applied_s + 1.0)
+    assert near(store.applied_s, relay.applied_s + 1.0)
 
 
 def test_owners_of_one_node_share_its_uplink_and_all_nodes_the_root() -> None:
     two = replace(LOAD, owners=2, payload_bytes=200)
-    assert run(two).applied_s == pytest.approx(20.1)
-    assert run(replace(two, training_nodes=2)).applied_s == pytest.approx(20.1)
-    assert run(replace(two, training_nodes=2, downlink_bytes_s=20)).applied_s == pytest.approx(10.1, rel=0.06)
+    assert near(run(two).applied_s, 20.1)
+    assert near(run(replace(two, training_nodes=2)).applied_s, 20.1)
+    assert near(run(replace(two, training_nodes=2, downlink_bytes_s=20)).applied_s, 10.1, 0.06)
 
 
 @given(
@@ -96,7 +101,7 @@ def test_no_refit_is_faster_than_its_bounds_or_its_links(
 @pytest.mark.parametrize("coding", Coding)
 def test_payloads_are_as_measured_and_between_the_measurements_between_them(coding: Coding) -> None:
     points = sorted(BYTES_PER_CHANGE[coding].items())
-    assert [bytes_per_change(change, coding) for change, _ in points] == pytest.approx([each for _, each in points])
+    assert all(near(bytes_per_change(change, coding), measured) for change, measured in points)
     for (low, at_low), (high, at_high) in itertools.pairwise(points):
         assert at_high < bytes_per_change((low + high) / 2, coding) < at_low
     assert bytes_per_change(1e-6, coding) == points[0][1]
@@ -115,8 +120,8 @@ def test_traffic_and_memory_follow_the_paper() -> None:
     base = Deployment(model=ModelSize("m", 1121 * GB), change=0.03, coding=Coding.paper)
     relay, store = make_plan(base, PAPER), make_plan(replace(base, delivery=Delivery.s3), PAPER)
     assert relay.v_cross == relay.v_payload
-    assert store.v_cross == pytest.approx(9 * store.v_payload)
-    assert relay.owner_bytes / GB == pytest.approx(36, rel=0.02)  # Section 5: about 36 GB on each of 32 ranks
+    assert near(store.v_cross, 9 * store.v_payload)
+    assert near(relay.owner_bytes / GB, 36, 0.02)  # Section 5: about 36 GB on each of 32 ranks
 
 
 def test_from_its_crossover_on_the_full_checkpoint_is_there_first() -> None:
@@ -132,7 +137,7 @@ def test_from_its_crossover_on_the_full_checkpoint_is_there_first() -> None:
     ("text", "found"), [("1.2%", 0.012), ("0.012", 0.012), ("100%", 1.0), (" 3 % ".replace(" ", ""), 0.03)]
 )
 def test_a_change_rate_is_a_share_or_a_percentage(text: str, found: float) -> None:
-    assert fraction(text) == pytest.approx(found)
+    assert near(fraction(text), found)
 
 
 @pytest.mark.parametrize("text", ["", "%", "-1%", "1.2 percent", "1,2%", "nan", "1e-2"])
@@ -204,7 +209,7 @@ def test_the_command_prints_a_plan_with_where_its_rates_come_from() -> None:
     assert done.stdout.rstrip().endswith(PAPER.provenance)
     done = CliRunner().invoke(app, ["plan", "--model", "1T", "--transport", "s3", "--json"])
     found = json.loads(done.stdout)
-    assert found["v_cross"] == pytest.approx(9 * found["v_payload"])
+    assert near(found["v_cross"], 9 * found["v_payload"])
     assert found["provenance"] == PAPER.provenance
 
 
