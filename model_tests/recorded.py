@@ -82,7 +82,8 @@ def record_simulated(cluster: Cluster, *, classes: bool = True) -> list[Line]:
         receiver = ReceiverId(node)
         if not classes or receiver not in cluster.receivers:
             return None
-        items = ((o, item) for o, items in cluster.items.items() for item in items)
+        foreign = cluster.receivers[receiver].foreign  # no trace says which bytes were accepted
+        items = ((o, item) for o, items in cluster.items.items() for item in items if item not in foreign)
         return told({(int(o), item): cluster.stored_as(receiver, item) for o, item in items})
 
     def note(node: str, effects: Any) -> list[Any]:

@@ -64,6 +64,8 @@ class Receiver:
     flushing: AttemptId | None = None
     draining: AttemptId | None = None
     awake: bool = False
+    foreign: set[str] = field(default_factory=set)
+    """Items whose words were made by bytes that no owner sent under that key."""
 
 
 @dataclass
@@ -185,7 +187,9 @@ class Cluster:
         other.control = _fork_control(self.control, lambda: other.now)
         for name, r in self.receivers.items():
             storage, staged, issued = dict(r.storage), dict(r.staged), list(r.issued)
-            other.receivers[name] = Receiver(r.state, storage, r.up, staged, issued, r.flushing, r.draining, r.awake)
+            other.receivers[name] = Receiver(
+                r.state, storage, r.up, staged, issued, r.flushing, r.draining, r.awake, set(r.foreign)
+            )
         for o, own in self.owners.items():
             stream = None if own.stream is None else list(own.stream)
             copying = None if own.copying is None else list(own.copying)
@@ -511,6 +515,10 @@ class Cluster:
         r = self.receivers[name]
         key, item, xor, word = r.issued.pop(0)
         r.storage[item] = r.storage[item] ^ word if xor else word
+        if (item, xor, word) not in self.payloads[key].records:
+            r.foreign.add(item)
+        elif not xor:
+            r.foreign.discard(item)
         self._receive(name, es.ItemApplied(key.attempt, key, item))
         if not any(issued[0] == key for issued in r.issued):
             self._receive(name, es.PayloadsApplied(key.attempt, (key,)))
