@@ -134,8 +134,9 @@ FREEDOMS = (
     Freedom(
         "one_event",
         "DV24",
-        "the code never rests between two steps of one event (docs/trace.md, Steps)",
+        "the code never rests between two steps of one event (docs/trace.md, Steps), where others may act in the model",
         lambda s, step, after: False,
+        hides=True,
     ),
     Freedom(
         "answered",

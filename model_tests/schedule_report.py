@@ -43,6 +43,12 @@ class Covered:
         return Counter(kind_of(self.config, *edge, failure) for edge, failure in self.report.unrealised)
 
     @property
+    def openings(self) -> set[str | None]:
+        """Kinds of the edges that lead to states which were not reached."""
+        ways = [(edge, failure) for edge, failure in self.report.unrealised if edge[2] in self.report.lost]
+        return {kind_of(self.config, *edge, failure) for edge, failure in ways}
+
+    @property
     def unnamed(self) -> list[str]:
         """Edges that were not taken and are of no named kind, and why."""
         return [
@@ -59,8 +65,8 @@ class Covered:
         report, found = self.report, [f"states differ: {text}" for _, text in self.report.diverged]
         found += [f"not taken, and of no named kind: {text}" for text in self.unnamed]
         found += [f"taken, though of kind {kind}" for kind in self.taken_kinds & EXACT]
-        if report.lost and not HIDING & set(self.kinds):
-            found.append(f"{report.lost} states were not reached, and nothing hides them")
+        if self.openings - HIDING or (report.lost and not self.openings):
+            found.append(f"{len(report.lost)} states were not reached, behind {self.openings or 'nothing'}")
         if len(report.taken) + len(report.unrealised) + len(report.behind) + len(report.diverged) != report.edges:
             found.append("some edges were not tried")
         return found
@@ -71,7 +77,7 @@ class Covered:
         return (
             f"{self.name}: {report.states} states, {report.edges} edges; {len(report.taken)} taken in "
             f"{report.schedules} schedules with {report.steps} steps; not taken: {kinds or 'none'}; "
-            f"{len(report.behind)} edges of {report.lost} states lie behind those"
+            f"{len(report.behind)} edges of {len(report.lost)} states lie behind those"
         )
 
 

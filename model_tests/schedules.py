@@ -46,7 +46,7 @@ class Report:
     diverged: list[tuple[Edge, str]] = field(default_factory=list)
     behind: list[Edge] = field(default_factory=list)
     """Edges that leave states which no cluster reached."""
-    lost: int = 0
+    lost: set[model.State] = field(default_factory=set)
     """Those states."""
 
 
@@ -77,7 +77,8 @@ def cover(
                 report.unrealised.append((edge, failure))
             else:
                 report.behind.append(edge)
-        report.lost += state not in reached
+        if state not in reached:
+            report.lost.add(state)
     return report
 
 
