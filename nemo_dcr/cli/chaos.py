@@ -25,7 +25,7 @@ from typing import Annotated
 import typer
 
 from nemo_dcr.testing import chaos_world
-from nemo_dcr.testing.chaos_plans import all_cases
+from nemo_dcr.testing.chaos_plans import Case, all_cases
 from nemo_dcr.testing.chaos_run import TRANSITIONS, Outcome, RunResult, numbered, run
 from nemo_dcr.testing.chaos_system import fork_server
 
@@ -45,6 +45,7 @@ def main(
     validator: Annotated[
         str, typer.Option(help="Module that validates directories of traces; empty: none is validated.")
     ] = "",
+    etcd: Annotated[bool, typer.Option("--etcd", help="The record of each system lies in an etcd server.")] = False,
     keep: Annotated[Path | None, typer.Option(help="Keep logs, traces and records here.")] = None,
     table: Annotated[Path | None, typer.Option(help="Write the table of points to this file.")] = None,
 ) -> None:
@@ -62,27 +63,27 @@ def main(
     typer.echo(f"chaos: seeds {','.join(map(str, chosen))}, {len(runs)} runs of {TRANSITIONS} transitions{left_out}")
     directory = keep or Path(tempfile.mkdtemp(prefix="nemo-dcr-chaos-"))
     begin = time.monotonic()
-    results = _run_all(runs, directory, systems, keep is not None, validator, world)
+    results = _run_all(runs, directory, systems, keep is not None, validator, world, etcd)
     if table is not None:
-        table.write_text(_table(results, world), encoding="utf-8")
+        table.write_text(_table(results, all_cases(world=world, etcd=etcd)), encoding="utf-8")
     failed = any(result.breaches for result in results)
     if failed:
         typer.echo(f"chaos: what the runs with a breach left is in {directory}")
     elif keep is None:
         shutil.rmtree(directory, ignore_errors=True)
-    typer.echo(summary(results, len(all_cases(world=world)), time.monotonic() - begin))
+    typer.echo(summary(results, len(all_cases(world=world, etcd=etcd)), time.monotonic() - begin))
     if failed:
         raise typer.Exit(EXIT_BREACH)
 
 
 def _run_all(
-    runs: list[tuple[int, int]], directory: Path, systems: int, keeps: bool, validator: str, world: bool
+    runs: list[tuple[int, int]], directory: Path, systems: int, keeps: bool, validator: str, world: bool, etcd: bool
 ) -> list[RunResult]:
-    context, results = fork_server(), []
+    context, results = fork_server(etcd=etcd), []
     validation = threading.Semaphore(1)
 
     def one(place: int, seed: int, number: int) -> RunResult:
-        result = run(seed, number, directory / f"{seed}-{number}", context, place if world else None)
+        result = run(seed, number, directory / f"{seed}-{number}", context, place if world else None, etcd=etcd)
         if validator and place % VALIDATED_EACH == 0:
             with validation:
                 result.breaches += _validate(validator, result)
@@ -141,9 +142,9 @@ def recovery(outcomes: list[Outcome]) -> dict[str, str]:
     }
 
 
-def _table(results: list[RunResult], world: bool) -> str:
+def _table(results: list[RunResult], cases: list[Case]) -> str:
     """Runs and outcomes of every point and kind, as Markdown."""
-    runs: dict[str, Counter[str]] = {str(case): Counter() for case in all_cases(world=world)}
+    runs: dict[str, Counter[str]] = {str(case): Counter() for case in cases}
     for result in results:
         for outcome in result.outcomes:
             row = runs[str(outcome.case)]

@@ -15,6 +15,7 @@ import random
 from dataclasses import dataclass, field, replace
 
 from nemo_dcr.testing.chaos_points import Edge, Kind, Strike
+from nemo_dcr.testing.chaos_record import RECORD
 
 ACTIVE, STANDBY = "active", "standby"
 NETWORK = "network"
@@ -72,6 +73,7 @@ GROUPS = (
     ("one owner", "everybody"),
 )
 """Groups that a split keeps apart."""
+RECORD_GROUPS = (("coordinators", RECORD), (ACTIVE, RECORD))
 ASYNC_ONLY = frozenset({"CloseGate"})
 
 
@@ -132,8 +134,11 @@ def members(group: str, rng: random.Random, receivers: list[str], owners: list[s
             return (group,)
 
 
-def all_cases(*, world: bool = False) -> list[Case]:
-    """Every pair that `faults` can lead to; with a `world` of its own also cuts, splits and full disks."""
+def all_cases(*, world: bool = False, etcd: bool = False) -> list[Case]:
+    """Every pair that `faults` can lead to; with a `world` of its own also cuts, splits and full disks.
+
+    With `etcd` the server of the record is struck too.
+    """
     kinds = (Kind.KILL, Kind.STOP)
     roles = {
         "receiver": (*RECEIVER_POINTS, *RESTARTED_RECEIVER_POINTS),
@@ -152,19 +157,24 @@ def all_cases(*, world: bool = False) -> list[Case]:
         cases += [Case(role, "any time", "at", Kind.CUT.value) for role in roles]
         cases += [Case("owner", "any time", "at", Kind.FULL.value)]
         cases += [Case(NETWORK, apart(*groups), "at", Kind.SPLIT.value) for groups in GROUPS]
+    if etcd:
+        cases += [Case(RECORD, "any time", "at", kind.value) for kind in kinds]
+    if etcd and world:
+        cases += [Case(RECORD, "any time", "at", Kind.CUT.value)]
+        cases += [Case(NETWORK, apart(*groups), "at", Kind.SPLIT.value) for groups in RECORD_GROUPS]
     return cases
 
 
 def faults(case: Case, rng: random.Random, receivers: list[str], owners: list[str]) -> Faults:
     """What has to happen for a case, on drawn victims."""
     if case.role == NETWORK:
-        groups = next(each for each in GROUPS if apart(*each) == case.point)
+        groups = next(each for each in (*GROUPS, *RECORD_GROUPS) if apart(*each) == case.point)
         some, others = (members(group, rng, receivers, owners) for group in groups)
         begin, hold = rng.uniform(0.0, 1.2), rng.choice(HOLDS_S[1:])
         others = tuple(name for name in others if name not in some)
         return _second(Faults(case=case, split=(begin, some, others, hold)), rng, receivers, owners)
     receiver, owner = rng.choice(receivers), rng.choice(owners)
-    victim = {"receiver": receiver, "owner": owner, "coordinator": ACTIVE}[case.role]
+    victim = {"receiver": receiver, "owner": owner, "coordinator": ACTIVE, RECORD: RECORD}[case.role]
     if case.edge == "at":
         where = victim if victim != ACTIVE else rng.choice((ACTIVE, STANDBY))
         kind, hold = Kind(case.kind), rng.choice(HOLDS_S if case.kind != Kind.CUT else HOLDS_S[1:])

@@ -25,11 +25,11 @@ import msgspec
 import torch
 
 from nemo_dcr.config import QueueConfig
-from nemo_dcr.control import SqliteControl
-from nemo_dcr.errors import Conflict
+from nemo_dcr.errors import Conflict, ControlPlaneUnavailable
 from nemo_dcr.ids import NO_CANDIDATE, CandidateId, Incarnation, InstanceId, Member, OwnerId, Version, receiver_id
 from nemo_dcr.protocol.tags import TrackerKind, TrackerTag
 from nemo_dcr.protocol.transition_state import CoordinatorConfig
+from nemo_dcr.record import Record
 from nemo_dcr.runtime.addresses import Address, new_incarnation, publish_address
 from nemo_dcr.runtime.coordinator_node import CoordinatorNode
 from nemo_dcr.runtime.methods import Done
@@ -41,6 +41,7 @@ from nemo_dcr.runtime.trace_file import FileTracer
 from nemo_dcr.source.baseline_files import BaselineFiles
 from nemo_dcr.testing import chaos_world
 from nemo_dcr.testing.chaos_points import Arm, Strike, Striker, StrikingControl, StrikingTracer
+from nemo_dcr.testing.chaos_record import close_record, open_record
 from nemo_dcr.testing.chaos_source import RULES, TENSORS, ChaosTrainer, Lineage, SystemPlan
 from nemo_dcr.testing.local_oracle import StoredBits, stored_bits
 from nemo_dcr.testing.toy_loader import ToyModel
@@ -183,6 +184,21 @@ def read_served(path: Path) -> list[Served]:
     return [msgspec.json.decode(line, type=Served) for line in lines[:-1]]
 
 
+def _committed(plan: SystemPlan) -> Record:
+    """What the record says, once it answers; a trainer that comes back has to know."""
+    while True:
+        control = open_record(plan)
+        try:
+            record = control.peek().record
+        except ControlPlaneUnavailable:
+            record = None
+        finally:
+            close_record(control)
+        if record is not None:
+            return record
+        time.sleep(0.05)
+
+
 def owner_role(plan: SystemPlan, rank: int, strikes: tuple[Strike, ...] = ()) -> None:
     """One trainer rank with its owner."""
     owner = OwnerId(rank)
@@ -196,7 +212,7 @@ def owner_role(plan: SystemPlan, rank: int, strikes: tuple[Strike, ...] = ()) ->
         delta.seal(NO_CANDIDATE)
         tracker = TrackerTag(TrackerKind.AT, Version(0))
     elif plan.keeps_baselines:
-        record = SqliteControl(plan.directory / "record.sqlite").history()[-1]
+        record = _committed(plan)
         if delta.recover(record.version, record.candidate):
             tracker = TrackerTag(TrackerKind.AT, record.version)
     node = OwnerNode(
@@ -236,7 +252,7 @@ def coordinator_role(plan: SystemPlan, name: str, standby: bool, strikes: tuple[
     """A coordinator; it ends with REPLACED when another one took over."""
     life = begin_life(plan, name, name, strikes)
     skew = plan.skew_s.get(name, 0.0)
-    control = SqliteControl(plan.directory / "record.sqlite", busy_timeout_s=5.0)
+    control = open_record(plan)
     node = CoordinatorNode(
         name=name,
         incarnation=life.incarnation,
@@ -266,4 +282,4 @@ def coordinator_role(plan: SystemPlan, name: str, standby: bool, strikes: tuple[
         sys.exit(REPLACED)
     finally:
         life.file.close()
-        control.close()
+        close_record(control)
