@@ -19,6 +19,7 @@ import threading
 import time
 from collections import Counter, defaultdict
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -32,8 +33,21 @@ from nemo_dcr.testing.chaos_system import fork_server
 EXIT_BREACH = 1
 NAMED = {"kill": "death", "cut": "cut off", "full": "full disk", "split": "split"}
 OF_NO_ROLE = ("full", "split")
+ETCD_EACH = 4
 VALIDATED_EACH = 10
 """Traces of one run in so many are validated against the specification."""
+
+
+class Where(StrEnum):
+    """Where the commit records of the runs lie."""
+
+    SQLITE = "sqlite"
+    ETCD = "etcd"
+    MIXED = "mixed"
+
+    def is_etcd(self, number: int) -> bool:
+        """The record of the run with this number lies in an etcd server."""
+        return self is Where.ETCD or (self is Where.MIXED and number % ETCD_EACH == ETCD_EACH - 1)
 
 
 def main(
@@ -45,7 +59,10 @@ def main(
     validator: Annotated[
         str, typer.Option(help="Module that validates directories of traces; empty: none is validated.")
     ] = "",
-    etcd: Annotated[bool, typer.Option("--etcd", help="The record of each system lies in an etcd server.")] = False,
+    record: Annotated[
+        Where,
+        typer.Option(help="Where commit records lie; mixed: in one run of four in an etcd server, if there is one."),
+    ] = Where.MIXED,
     keep: Annotated[Path | None, typer.Option(help="Keep logs, traces and records here.")] = None,
     table: Annotated[Path | None, typer.Option(help="Write the table of points to this file.")] = None,
 ) -> None:
@@ -60,10 +77,13 @@ def main(
     runs = [(chosen[0], only)] if only is not None else numbered(chosen, transitions)
     world = chaos_world.enter()
     left_out = "" if world else "; full disks, cuts and splits are left out, which need root"
+    if record is Where.MIXED and shutil.which("etcd") is None:
+        record, left_out = Where.SQLITE, f"{left_out}; records in etcd are left out, which need its server"
+    etcd = record is not Where.SQLITE
     typer.echo(f"chaos: seeds {','.join(map(str, chosen))}, {len(runs)} runs of {TRANSITIONS} transitions{left_out}")
     directory = keep or Path(tempfile.mkdtemp(prefix="nemo-dcr-chaos-"))
     begin = time.monotonic()
-    results = _run_all(runs, directory, systems, keep is not None, validator, world, etcd)
+    results = _run_all(runs, directory, systems, keep is not None, validator, world, record)
     if table is not None:
         table.write_text(_table(results, all_cases(world=world, etcd=etcd)), encoding="utf-8")
     failed = any(result.breaches for result in results)
@@ -77,13 +97,15 @@ def main(
 
 
 def _run_all(
-    runs: list[tuple[int, int]], directory: Path, systems: int, keeps: bool, validator: str, world: bool, etcd: bool
+    runs: list[tuple[int, int]], directory: Path, systems: int, keeps: bool, validator: str, world: bool, record: Where
 ) -> list[RunResult]:
-    context, results = fork_server(etcd=etcd), []
+    context, results = fork_server(etcd=record is not Where.SQLITE), []
     validation = threading.Semaphore(1)
 
     def one(place: int, seed: int, number: int) -> RunResult:
-        result = run(seed, number, directory / f"{seed}-{number}", context, place if world else None, etcd=etcd)
+        result = run(
+            seed, number, directory / f"{seed}-{number}", context, place if world else None, etcd=record.is_etcd(number)
+        )
         if validator and place % VALIDATED_EACH == 0:
             with validation:
                 result.breaches += _validate(validator, result)

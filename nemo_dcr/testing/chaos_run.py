@@ -71,7 +71,7 @@ class RunResult:
     @property
     def name(self) -> str:
         """How to run it again."""
-        return f"--seed {self.seed} --only {self.number}" + (" --etcd" if self.etcd else "")
+        return f"--seed {self.seed} --only {self.number}" + f" --record {'etcd' if self.etcd else 'sqlite'}"
 
 
 def cases_of(seed: int, number: int, *, world: bool = False, etcd: bool = False) -> list[Case]:
