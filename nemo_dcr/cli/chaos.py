@@ -36,6 +36,8 @@ OF_NO_ROLE = ("full", "split")
 ETCD_EACH = 4
 VALIDATED_EACH = 10
 """Traces of one run in so many are validated against the specification."""
+VALIDATION_S = 600.0
+"""Some seconds when nothing else runs."""
 
 
 class Where(StrEnum):
@@ -125,7 +127,10 @@ def _run_all(
 
 def _validate(module: str, result: RunResult) -> list[str]:
     command = [sys.executable, "-m", module, "validate", str(result.directory / "traces")]
-    done = subprocess.run(command, capture_output=True, text=True)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=VALIDATION_S)
+    except subprocess.TimeoutExpired:
+        return [f"traces: {module} did not end within {VALIDATION_S:g} s"]
     result.validated = True
     return [] if done.returncode == 0 else [f"traces: {(done.stdout + done.stderr).strip()[-1500:]}"]
 
