@@ -40,13 +40,13 @@ from nemo_dcr.runtime.serve import OwnerService, ReceiverService
 from nemo_dcr.runtime.trace_file import FileTracer
 from nemo_dcr.source.baseline_files import BaselineFiles
 from nemo_dcr.testing import chaos_world
+from nemo_dcr.testing.chaos_payloads import close_payloads, open_payloads, run_relay
 from nemo_dcr.testing.chaos_points import Arm, Strike, Striker, StrikingControl, StrikingTracer
 from nemo_dcr.testing.chaos_record import close_record, open_record
 from nemo_dcr.testing.chaos_source import RULES, TENSORS, ChaosTrainer, Lineage, SystemPlan
 from nemo_dcr.testing.local_oracle import StoredBits, stored_bits
 from nemo_dcr.testing.toy_loader import ToyModel
 from nemo_dcr.trace import Emit, LamportClock
-from nemo_dcr.transport.object_store import FileObjectStore
 
 ARM = Method("Arm", Arm, Done)
 DIGEST_OF_FIRST = b"version 0"
@@ -117,8 +117,8 @@ class Life:
         publish_address(self.plan.addresses, Address(self.name, address, self.incarnation, os.getpid()))
 
 
-def begin_life(plan: SystemPlan, name: str, node: str, strikes: tuple[Strike, ...]) -> Life:
-    """A new process life, with its log and its trace, in the namespace of its address if it has one."""
+def begin_process(plan: SystemPlan, name: str) -> None:
+    """Live in the namespace of its address, if it has one, and write to a log."""
     if name in plan.hosts:
         chaos_world.live_in(plan.hosts[name])
     log = os.open(plan.directory / f"{name.replace('/', '-')}.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
@@ -126,6 +126,11 @@ def begin_life(plan: SystemPlan, name: str, node: str, strikes: tuple[Strike, ..
     os.dup2(log, 2)
     os.close(log)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True)
+
+
+def begin_life(plan: SystemPlan, name: str, node: str, strikes: tuple[Strike, ...]) -> Life:
+    """A new process life, with its log and its trace."""
+    begin_process(plan, name)
     torch.set_num_threads(1)
     clock, incarnation = LamportClock(), new_incarnation(plan.addresses, name)
     striker = Striker(name, plan.strikes, strikes)
@@ -137,13 +142,14 @@ def engine_role(plan: SystemPlan, instance: str, rank: int, strikes: tuple[Strik
     """One rank of an engine that serves while its gate is open."""
     receiver, ranks = receiver_id(InstanceId(instance), rank), plan.instances[instance]
     life = begin_life(plan, receiver, receiver, strikes)
+    transport = open_payloads(plan, instance)
     model = ToyModel(TENSORS, RULES, rank, ranks)
     Lineage(plan).oracle.load(model, NO_CANDIDATE)
     node = ReceiverNode(
         member=Member(receiver, life.incarnation),
         ranks=ranks,
         model=model,
-        transport=FileObjectStore(plan.payloads, run=plan.run),
+        transport=transport,
         tracer=life.tracer(),
         queue=QueueConfig(group_payloads=2),
         loaded_digest=DIGEST_OF_FIRST,
@@ -155,6 +161,7 @@ def engine_role(plan: SystemPlan, instance: str, rank: int, strikes: tuple[Strik
     signal.signal(signal.SIGTERM, lambda *_: service.stopping.set())
     _serve(service, node, model, life)
     service.close()
+    close_payloads(transport)
     life.file.close()
 
 
@@ -215,6 +222,7 @@ def owner_role(plan: SystemPlan, rank: int, strikes: tuple[Strike, ...] = ()) ->
         record = _committed(plan)
         if delta.recover(record.version, record.candidate):
             tracker = TrackerTag(TrackerKind.AT, record.version)
+    transport = open_payloads(plan)
     node = OwnerNode(
         delta=delta,
         incarnation=life.incarnation,
@@ -222,7 +230,7 @@ def owner_role(plan: SystemPlan, rank: int, strikes: tuple[Strike, ...] = ()) ->
         resident=None if local.frozen else local.committed,
         candidate=local.frozen,
         trainer=trainer,
-        transport=FileObjectStore(plan.payloads, run=plan.run),
+        transport=transport,
         tracer=life.tracer(trainer.written),
         codec=trainer.lineage.source.codec,
         baseline_digest=DIGEST_OF_FIRST if trainer.is_first else b"",
@@ -245,6 +253,7 @@ def owner_role(plan: SystemPlan, rank: int, strikes: tuple[Strike, ...] = ()) ->
         except queue.Empty:
             continue
     service.close()
+    close_payloads(transport)
     life.file.close()
 
 
@@ -252,7 +261,7 @@ def coordinator_role(plan: SystemPlan, name: str, standby: bool, strikes: tuple[
     """A coordinator; it ends with REPLACED when another one took over."""
     life = begin_life(plan, name, name, strikes)
     skew = plan.skew_s.get(name, 0.0)
-    control = open_record(plan)
+    control, transport = open_record(plan), open_payloads(plan)
     node = CoordinatorNode(
         name=name,
         incarnation=life.incarnation,
@@ -263,7 +272,7 @@ def coordinator_role(plan: SystemPlan, name: str, standby: bool, strikes: tuple[
         ),
         directory=plan.addresses,
         control=StrikingControl(control, life.striker),
-        transport=FileObjectStore(plan.payloads, run=plan.run),
+        transport=transport,
         tracer=life.tracer(),
         clock=life.clock,
         standby=standby,
@@ -283,3 +292,10 @@ def coordinator_role(plan: SystemPlan, name: str, standby: bool, strikes: tuple[
     finally:
         life.file.close()
         close_record(control)
+        close_payloads(transport)
+
+
+def relay_role(plan: SystemPlan, name: str, strikes: tuple[Strike, ...] = ()) -> None:
+    """One relay node. It writes no trace, so it has no points: it is struck from outside."""
+    begin_process(plan, name)
+    run_relay(plan, name)

@@ -26,6 +26,7 @@ from nemo_dcr.record import Record
 from nemo_dcr.runtime.trace_file import read_log
 from nemo_dcr.testing import chaos_checks, chaos_world
 from nemo_dcr.testing.chaos_patience import Patience
+from nemo_dcr.testing.chaos_payloads import relay_addresses, relay_of
 from nemo_dcr.testing.chaos_plans import ACTIVE, ASYNC_ONLY, STANDBY, Case, Faults, all_cases, faults
 from nemo_dcr.testing.chaos_points import Kind, Strike
 from nemo_dcr.testing.chaos_record import RECORD, etcd_address
@@ -65,18 +66,20 @@ class RunResult:
     outcomes: list[Outcome] = field(default_factory=list)
     requests: int = 0
     etcd: bool = False
+    relays: bool = False
     validated: bool = False
     breaches: list[str] = field(default_factory=list)
 
     @property
     def name(self) -> str:
         """How to run it again."""
-        return f"--seed {self.seed} --only {self.number}" + f" --record {'etcd' if self.etcd else 'sqlite'}"
+        places = f"--record {'etcd' if self.etcd else 'sqlite'} --payloads {'relays' if self.relays else 'files'}"
+        return f"--seed {self.seed} --only {self.number} {places}"
 
 
-def cases_of(seed: int, number: int, *, world: bool = False, etcd: bool = False) -> list[Case]:
+def cases_of(seed: int, number: int, *, world: bool = False, etcd: bool = False, relays: bool = False) -> list[Case]:
     """The cases of a run: runs of one seed go through a shuffled list of all, again and again."""
-    cases = all_cases(world=world, etcd=etcd)
+    cases = all_cases(world=world, etcd=etcd, relays=relays)
     random.Random(f"cases {seed}").shuffle(cases)
     first = number * TRANSITIONS
     chosen = [cases[(first + each) % len(cases)] for each in range(TRANSITIONS)]
@@ -85,13 +88,22 @@ def cases_of(seed: int, number: int, *, world: bool = False, etcd: bool = False)
 
 
 def plan_of(
-    seed: int, number: int, directory: Path, cases: Sequence[Case], place: int | None = None, *, etcd: bool = False
+    seed: int,
+    number: int,
+    directory: Path,
+    cases: Sequence[Case],
+    place: int | None = None,
+    *,
+    etcd: bool = False,
+    relays: bool = False,
 ) -> SystemPlan:
     """Sizes, gate and clocks of a run; `place` numbers the systems of a world of its own."""
     rng = random.Random(f"plan {seed} {number}")
     instances = rng.choice(({"e0": 1, "e1": 1}, {"e0": 1, "e1": 2}))
     names = ["owner-0", "owner-1", *COORDINATORS, *(f"{i}/{rank}" for i, n in instances.items() for rank in range(n))]
-    hosts = {} if place is None else {name: chaos_world.host(place, each) for each, name in enumerate([*names, RECORD])}
+    names += [RECORD] if etcd else []
+    names += [relay_of(instance) for instance in instances] if relays else []
+    hosts = {} if place is None else {name: chaos_world.host(place, each) for each, name in enumerate(names)}
     wants_async = any(case.point in ASYNC_ONLY for case in cases)
     return SystemPlan(
         directory=directory,
@@ -102,6 +114,7 @@ def plan_of(
         skew_s={name: rng.choice((0.0, 0.0, -0.7, 0.7)) for name in COORDINATORS},
         keeps_baselines=rng.random() < 0.4 and all(case.point != "RebuildBaseline" for case in cases),
         etcd=etcd_address(hosts.get(RECORD)) if etcd else "",
+        relays=relay_addresses(instances, hosts) if relays else {},
         hosts=hosts,
     )
 
@@ -114,14 +127,15 @@ def run(
     place: int | None = None,
     *,
     etcd: bool = False,
+    relays: bool = False,
 ) -> RunResult:
     """Carry out one run; `directory` must not exist. Breaches are told, not raised.
 
     `place` numbers the run among all of a world of its own; None: there is none, so nothing is cut or full.
     """
-    result = RunResult(seed, number, directory, etcd=etcd)
-    cases = cases_of(seed, number, world=place is not None, etcd=etcd)
-    plan = plan_of(seed, number, directory, cases, place, etcd=etcd)
+    result = RunResult(seed, number, directory, etcd=etcd, relays=relays)
+    cases = cases_of(seed, number, world=place is not None, etcd=etcd, relays=relays)
+    plan = plan_of(seed, number, directory, cases, place, etcd=etcd, relays=relays)
     directory.mkdir(parents=True)
     rng = random.Random(f"run {seed} {number}")
     system = ChaosSystem(plan, context, rng)

@@ -116,6 +116,8 @@ class ChaosSystem:
             server = self._etcd(())
             self.processes[RECORD] = Process(RECORD, self._etcd, server)
             server.await_answer()
+        for name in plan.relays:
+            self._add(name, chaos_roles.relay_role, name)
         for rank in range(plan.owners):
             self._add(f"owner-{rank}", chaos_roles.owner_role, rank)
         for instance, ranks in plan.instances.items():
@@ -205,8 +207,9 @@ class ChaosSystem:
                 self.endpoints.add_receiver(ReceiverId(entry.name), entry)
 
     def kill(self, name: str) -> None:
-        """SIGKILL from outside, at any time."""
+        """SIGKILL from outside, at any time; returns once it is dead, which nobody's answer tells of a server."""
         self.processes[name].child.signal(signal.SIGKILL)
+        self.processes[name].child.join()
 
     def stop(self, name: str, hold_s: float) -> None:
         """SIGSTOP from outside, and SIGCONT after `hold_s` seconds."""
@@ -338,6 +341,8 @@ class ChaosSystem:
             self._server.await_answer()
         for name in self.processes:
             self.ask(name, STOP, Nothing())
+        for name in self.plan.relays:
+            self.processes[name].child.signal(signal.SIGTERM)
         deadline = time.monotonic() + 5.0
         for process in self.processes.values():
             if process.child.join(max(0.0, deadline - time.monotonic())) is None:
