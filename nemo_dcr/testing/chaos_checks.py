@@ -26,7 +26,7 @@ from nemo_dcr.testing.chaos_system import ChaosSystem
 from nemo_dcr.testing.local_oracle import StoredBits
 from nemo_dcr.trace import Event
 
-DUMP_S = 10.0
+DUMP_S = 60.0
 METAS = {meta.name: meta for meta in TENSORS}
 
 

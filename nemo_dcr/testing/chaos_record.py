@@ -24,7 +24,8 @@ RECORD = "record"
 PREFIX = "chaos"
 CALL_S = 2.0
 """How long a coordinator tries one call; its commits have a deadline of a second."""
-LOOK_S = 0.5
+LOOK_S, CHECK_S = 0.5, 60.0
+"""The same for looks during a transition, and for the checks after it, when a server is up and may be slow."""
 BUSY_S = 5.0
 """How long a writer of a SQLite file waits for another one, who may be stopped."""
 

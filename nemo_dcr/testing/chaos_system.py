@@ -31,7 +31,7 @@ from nemo_dcr.runtime.rpc import Method, NoReply, Peer, call, exchange
 from nemo_dcr.runtime.trace_file import declare_killed, read_log, write_journal
 from nemo_dcr.testing import chaos_roles, chaos_world
 from nemo_dcr.testing.chaos_points import Arm, Kind, Strike, Struck, read_struck
-from nemo_dcr.testing.chaos_record import LOOK_S, RECORD, EtcdProcess, close_record, open_record
+from nemo_dcr.testing.chaos_record import CHECK_S, LOOK_S, RECORD, EtcdProcess, close_record, open_record
 from nemo_dcr.testing.chaos_source import SystemPlan
 from nemo_dcr.testing.forked import Forked, PidSignals
 from nemo_dcr.trace import LamportClock
@@ -96,7 +96,7 @@ class ChaosSystem:
             chaos_world.small_store(plan.payloads)
         self._cut: set[str] = set()
         self._mends: list[tuple[float, Callable[[], None]]] = []
-        self.control = open_record(plan)
+        self.control = open_record(plan, timeout_s=CHECK_S)
         self._looker = open_record(plan, timeout_s=LOOK_S)
         self.clock = LamportClock()
         self.endpoints = SocketEndpoints(self.clock, plan.security)
