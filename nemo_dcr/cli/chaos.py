@@ -19,21 +19,49 @@ import threading
 import time
 from collections import Counter, defaultdict
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from nemo_dcr.testing import chaos_world
-from nemo_dcr.testing.chaos_plans import all_cases
+from nemo_dcr.testing.chaos_plans import Case, all_cases
 from nemo_dcr.testing.chaos_run import TRANSITIONS, Outcome, RunResult, numbered, run
 from nemo_dcr.testing.chaos_system import fork_server
 
 EXIT_BREACH = 1
 NAMED = {"kill": "death", "cut": "cut off", "full": "full disk", "split": "split"}
 OF_NO_ROLE = ("full", "split")
+MIXED_EACH = 4
 VALIDATED_EACH = 10
 """Traces of one run in so many are validated against the specification."""
+VALIDATION_S = 600.0
+"""Some seconds when nothing else runs."""
+
+
+class RecordPlace(StrEnum):
+    """Where the commit records of the runs lie."""
+
+    SQLITE = "sqlite"
+    ETCD = "etcd"
+    MIXED = "mixed"
+
+    def is_etcd(self, number: int) -> bool:
+        """The record of the run with this number lies in an etcd server."""
+        return self is RecordPlace.ETCD or (self is RecordPlace.MIXED and number % MIXED_EACH == MIXED_EACH - 1)
+
+
+class PayloadWay(StrEnum):
+    """How the payloads of the runs travel."""
+
+    FILES = "files"
+    RELAYS = "relays"
+    MIXED = "mixed"
+
+    def has_relays(self, number: int) -> bool:
+        """The payloads of the run with this number travel through relay nodes."""
+        return self is PayloadWay.RELAYS or (self is PayloadWay.MIXED and number % MIXED_EACH == 1)
 
 
 def main(
@@ -45,6 +73,13 @@ def main(
     validator: Annotated[
         str, typer.Option(help="Module that validates directories of traces; empty: none is validated.")
     ] = "",
+    record: Annotated[
+        RecordPlace,
+        typer.Option(help="Where records lie; mixed: in one run of four in an etcd server, if there is one."),
+    ] = RecordPlace.MIXED,
+    payloads: Annotated[
+        PayloadWay, typer.Option(help="How payloads travel; mixed: in one run of four through relay nodes.")
+    ] = PayloadWay.MIXED,
     keep: Annotated[Path | None, typer.Option(help="Keep logs, traces and records here.")] = None,
     table: Annotated[Path | None, typer.Option(help="Write the table of points to this file.")] = None,
 ) -> None:
@@ -59,30 +94,50 @@ def main(
     runs = [(chosen[0], only)] if only is not None else numbered(chosen, transitions)
     world = chaos_world.enter()
     left_out = "" if world else "; full disks, cuts and splits are left out, which need root"
+    if record is RecordPlace.MIXED and shutil.which("etcd") is None:
+        record, left_out = RecordPlace.SQLITE, f"{left_out}; records in etcd are left out, which need its server"
+    known = all_cases(world=world, etcd=record is not RecordPlace.SQLITE, relays=payloads is not PayloadWay.FILES)
+    if payloads is PayloadWay.MIXED:
+        known = list(dict.fromkeys([*all_cases(world=world), *known]))
     typer.echo(f"chaos: seeds {','.join(map(str, chosen))}, {len(runs)} runs of {TRANSITIONS} transitions{left_out}")
     directory = keep or Path(tempfile.mkdtemp(prefix="nemo-dcr-chaos-"))
     begin = time.monotonic()
-    results = _run_all(runs, directory, systems, keep is not None, validator, world)
+    results = _run_all(runs, directory, systems, keep is not None, validator, world, record, payloads)
     if table is not None:
-        table.write_text(_table(results, world), encoding="utf-8")
+        table.write_text(_table(results, known), encoding="utf-8")
     failed = any(result.breaches for result in results)
     if failed:
         typer.echo(f"chaos: what the runs with a breach left is in {directory}")
     elif keep is None:
         shutil.rmtree(directory, ignore_errors=True)
-    typer.echo(summary(results, len(all_cases(world=world)), time.monotonic() - begin))
+    typer.echo(summary(results, len(known), time.monotonic() - begin))
     if failed:
         raise typer.Exit(EXIT_BREACH)
 
 
 def _run_all(
-    runs: list[tuple[int, int]], directory: Path, systems: int, keeps: bool, validator: str, world: bool
+    runs: list[tuple[int, int]],
+    directory: Path,
+    systems: int,
+    keeps: bool,
+    validator: str,
+    world: bool,
+    record: RecordPlace,
+    payloads: PayloadWay,
 ) -> list[RunResult]:
-    context, results = fork_server(), []
+    context, results = fork_server(etcd=record is not RecordPlace.SQLITE), []
     validation = threading.Semaphore(1)
 
     def one(place: int, seed: int, number: int) -> RunResult:
-        result = run(seed, number, directory / f"{seed}-{number}", context, place if world else None)
+        result = run(
+            seed,
+            number,
+            directory / f"{seed}-{number}",
+            context,
+            place if world else None,
+            etcd=record.is_etcd(number),
+            relays=payloads.has_relays(number),
+        )
         if validator and place % VALIDATED_EACH == 0:
             with validation:
                 result.breaches += _validate(validator, result)
@@ -102,7 +157,10 @@ def _run_all(
 
 def _validate(module: str, result: RunResult) -> list[str]:
     command = [sys.executable, "-m", module, "validate", str(result.directory / "traces")]
-    done = subprocess.run(command, capture_output=True, text=True)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=VALIDATION_S)
+    except subprocess.TimeoutExpired:
+        return [f"traces: {module} did not end within {VALIDATION_S:g} s"]
     result.validated = True
     return [] if done.returncode == 0 else [f"traces: {(done.stdout + done.stderr).strip()[-1500:]}"]
 
@@ -117,6 +175,8 @@ def summary(results: list[RunResult], known: int, seconds: float) -> str:
         f"{len(faulted)} faulted transitions of {len(outcomes)}",
         f"{len(cases)} of {known} points and kinds reached",
         f"{sum(outcome.double for outcome in faulted)} double faults",
+        f"{sum(result.etcd for result in results)} runs with etcd",
+        f"{sum(result.relays for result in results)} with relays",
         f"{sum(result.requests for result in results)} requests checked",
         f"{sum(result.validated for result in results)} traces validated",
         *(f"{name} recovered in {text}" for name, text in recovery(faulted).items()),
@@ -141,9 +201,9 @@ def recovery(outcomes: list[Outcome]) -> dict[str, str]:
     }
 
 
-def _table(results: list[RunResult], world: bool) -> str:
+def _table(results: list[RunResult], cases: list[Case]) -> str:
     """Runs and outcomes of every point and kind, as Markdown."""
-    runs: dict[str, Counter[str]] = {str(case): Counter() for case in all_cases(world=world)}
+    runs: dict[str, Counter[str]] = {str(case): Counter() for case in cases}
     for result in results:
         for outcome in result.outcomes:
             row = runs[str(outcome.case)]

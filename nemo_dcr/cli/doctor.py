@@ -23,6 +23,8 @@ VLLM_WANTED = "0.32"
 PLUGIN_GROUP, PLUGIN = "vllm.general_plugins", "nemo_dcr"
 BESIDE_TORCH = ("torchvision", "torchaudio")
 """Packages that vLLM pulls in, and whose builds break beside a CPU torch."""
+IMPORT_S = 120.0
+"""Limit of one import; some seconds of it on an idle machine."""
 SETUP = "make setup-vllm, or pip install 'nemo-dcr[vllm]' on a machine with a GPU"
 
 
@@ -102,7 +104,11 @@ def _vllm(imports: Callable[[str], str] | None = None) -> list[Finding]:
 
 def _import_problem(package: str) -> str:
     """The last line of what an import prints, or nothing when it works."""
-    done = subprocess.run([sys.executable, "-c", f"import {package}"], capture_output=True, text=True, check=False)
+    command = [sys.executable, "-c", f"import {package}"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=IMPORT_S)
+    except subprocess.TimeoutExpired:
+        return f"does not import within {IMPORT_S:g} s"
     lines = done.stderr.strip().splitlines()
     return "" if done.returncode == 0 else f"does not import ({lines[-1] if lines else done.returncode})"
 

@@ -17,6 +17,9 @@ from nemo_dcr.errors import OperatorNeeded
 from nemo_dcr.testing.checkpoint import SINGLE_FILE
 from nemo_dcr.testing.regions import Host, Regions
 
+COPY_S = 3600.0
+"""Limit of the copies of one direction."""
+
 
 def measure_reference(regions: Regions, site: WanSite, share: int) -> float:
     """Seconds of the transport-only full-checkpoint reference: uploads of a half each, then downloads of all of it.
@@ -47,7 +50,11 @@ def _copy_at_once(site: WanSite, file: Path, work: list[tuple[Host, str, list[tu
             if copy.stdin is not None:
                 copy.stdin.write("go\n")
                 copy.stdin.flush()
-        seconds = [copy.communicate()[0] for copy in copies]
+        try:
+            seconds = [copy.communicate(timeout=COPY_S)[0] for copy in copies]
+        except subprocess.TimeoutExpired as late:
+            reason = f"a copy of the reference did not end within {COPY_S:g} s"
+            raise OperatorNeeded(reason, "take a higher --share, or a higher rate") from late
         if any(copy.returncode != 0 for copy in copies):
             raise OperatorNeeded("a copy of the reference failed", "read what it printed")
         return max(float(each) for each in seconds)

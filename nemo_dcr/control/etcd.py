@@ -81,8 +81,12 @@ class EtcdControl(ComparedControl):
         if row_name in found:
             row = decode(found[row_name].value, CandidateRow, f"{self._where}/{row_name}")
         if _HEAD not in found:
-            if first := self._client.get(f"{_JOURNAL}/{0:020d}"):
-                raise headless(self._where, *first)
+            first = f"{_JOURNAL}/{0:020d}"
+            again = self._client.get(_HEAD, first)  # at one revision: somebody may just have written the first step
+            if _HEAD in again:
+                return self._load(candidate)
+            if first in again:
+                raise headless(self._where, first)
             return Seen(head, candidate, row, None)
         head = of_this_format(decode(found[_HEAD].value, Head, f"{self._where}/{_HEAD}"), self._where)
         revisions = _Revisions(found[_HEAD].revision, found[row_name].revision if row_name in found else 0)

@@ -116,6 +116,8 @@ class S3Control(ComparedControl):
         found = self._head()
         if found is None:
             if self._objects.get(_part(0)) is not None:
+                if self._head() is not None:  # written, and full once, since it was looked for
+                    return self._load(candidate)
                 raise headless(self._where, _part(0))
             return Seen(first_head(), candidate, CandidateRow(), None)
         row = self._row(candidate, found.object) if candidate != NO_CANDIDATE else CandidateRow()

@@ -14,9 +14,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from nemo_dcr.bits import Words
-from nemo_dcr.control import SqliteControl
 from nemo_dcr.ids import InstanceId, OwnerId, ReceiverId, receiver_id
-from nemo_dcr.record import Record
+from nemo_dcr.record import ControlPlane, Record
 from nemo_dcr.runtime.methods import DUMP, Nothing, Storage
 from nemo_dcr.runtime.rpc import Bulk
 from nemo_dcr.runtime.trace_file import read_log
@@ -27,7 +26,7 @@ from nemo_dcr.testing.chaos_system import ChaosSystem
 from nemo_dcr.testing.local_oracle import StoredBits
 from nemo_dcr.trace import Event
 
-DUMP_S = 10.0
+DUMP_S = 60.0
 METAS = {meta.name: meta for meta in TENSORS}
 
 
@@ -68,7 +67,7 @@ def _wrong_trackers(
     return found
 
 
-def wrong_records(control: SqliteControl, traces: Path) -> list[str]:
+def wrong_records(control: ControlPlane, traces: Path) -> list[str]:
     """Records that were not committed exactly once, or without the acknowledgement of a required receiver."""
     history, journal = control.history(), control.journal()
     found = []

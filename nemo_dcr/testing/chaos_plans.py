@@ -14,11 +14,13 @@ import itertools
 import random
 from dataclasses import dataclass, field, replace
 
+from nemo_dcr.testing.chaos_payloads import relay_of
 from nemo_dcr.testing.chaos_points import Edge, Kind, Strike
+from nemo_dcr.testing.chaos_record import RECORD
 
 ACTIVE, STANDBY = "active", "standby"
-NETWORK = "network"
-"""The role of splits."""
+RELAY, NETWORK = "relay", "network"
+"""The roles of relay nodes and of splits."""
 HOLDS_S = (0.2, 0.8, 2.0)
 """How long a process is stopped: not noticed, counted as lost, and replaced where it is the coordinator."""
 
@@ -72,6 +74,8 @@ GROUPS = (
     ("one owner", "everybody"),
 )
 """Groups that a split keeps apart."""
+RELAY_GROUPS = (("owners", "relays"), ("receivers", "relays"), ("one relay", "every process"))
+RECORD_GROUPS = (("coordinators", RECORD), (ACTIVE, RECORD))
 ASYNC_ONLY = frozenset({"CloseGate"})
 
 
@@ -112,6 +116,11 @@ def apart(some: str, others: str) -> str:
     return f"between {some} and {others}"
 
 
+def relays_of(receivers: list[str]) -> list[str]:
+    """The relay nodes of their instances."""
+    return sorted({relay_of(name.partition("/")[0]) for name in receivers})
+
+
 def members(group: str, rng: random.Random, receivers: list[str], owners: list[str]) -> tuple[str, ...]:
     """The processes of a group; of one instance or one owner a drawn one."""
     match group:
@@ -121,6 +130,10 @@ def members(group: str, rng: random.Random, receivers: list[str], owners: list[s
             return tuple(receivers)
         case "coordinators":
             return ACTIVE, STANDBY
+        case "relays":
+            return tuple(relays_of(receivers))
+        case "one relay":
+            return (rng.choice(relays_of(receivers)),)
         case "one owner":
             return (rng.choice(owners),)
         case "one instance":
@@ -128,12 +141,17 @@ def members(group: str, rng: random.Random, receivers: list[str], owners: list[s
             return tuple(name for name in receivers if name.startswith(f"{instance}/"))
         case "everybody":
             return (*owners, *receivers, ACTIVE, STANDBY)
+        case "every process":
+            return (*owners, *receivers, *relays_of(receivers), ACTIVE, STANDBY)
         case _:
             return (group,)
 
 
-def all_cases(*, world: bool = False) -> list[Case]:
-    """Every pair that `faults` can lead to; with a `world` of its own also cuts, splits and full disks."""
+def all_cases(*, world: bool = False, etcd: bool = False, relays: bool = False) -> list[Case]:
+    """Every pair that `faults` can lead to; with a `world` of its own also cuts, splits and full disks.
+
+    With `etcd` the server of the record is struck too, with `relays` their nodes; they hold no payload on a disk.
+    """
     kinds = (Kind.KILL, Kind.STOP)
     roles = {
         "receiver": (*RECEIVER_POINTS, *RESTARTED_RECEIVER_POINTS),
@@ -150,21 +168,33 @@ def all_cases(*, world: bool = False) -> list[Case]:
     cases += [Case(role, "any time", "at", kind.value) for role in roles for kind in kinds]
     if world:
         cases += [Case(role, "any time", "at", Kind.CUT.value) for role in roles]
-        cases += [Case("owner", "any time", "at", Kind.FULL.value)]
+        cases += [] if relays else [Case("owner", "any time", "at", Kind.FULL.value)]
         cases += [Case(NETWORK, apart(*groups), "at", Kind.SPLIT.value) for groups in GROUPS]
+    if relays:
+        cases += [Case(RELAY, "any time", "at", kind.value) for kind in kinds]
+    if relays and world:
+        cases += [Case(RELAY, "any time", "at", Kind.CUT.value)]
+        cases += [Case(NETWORK, apart(*groups), "at", Kind.SPLIT.value) for groups in RELAY_GROUPS]
+    if etcd:
+        cases += [Case(RECORD, "any time", "at", kind.value) for kind in kinds]
+    if etcd and world:
+        cases += [Case(RECORD, "any time", "at", Kind.CUT.value)]
+        cases += [Case(NETWORK, apart(*groups), "at", Kind.SPLIT.value) for groups in RECORD_GROUPS]
     return cases
 
 
 def faults(case: Case, rng: random.Random, receivers: list[str], owners: list[str]) -> Faults:
     """What has to happen for a case, on drawn victims."""
     if case.role == NETWORK:
-        groups = next(each for each in GROUPS if apart(*each) == case.point)
+        groups = next(each for each in (*GROUPS, *RELAY_GROUPS, *RECORD_GROUPS) if apart(*each) == case.point)
         some, others = (members(group, rng, receivers, owners) for group in groups)
         begin, hold = rng.uniform(0.0, 1.2), rng.choice(HOLDS_S[1:])
         others = tuple(name for name in others if name not in some)
         return _second(Faults(case=case, split=(begin, some, others, hold)), rng, receivers, owners)
     receiver, owner = rng.choice(receivers), rng.choice(owners)
-    victim = {"receiver": receiver, "owner": owner, "coordinator": ACTIVE}[case.role]
+    victim = {"receiver": receiver, "owner": owner, "coordinator": ACTIVE}.get(case.role, case.role)
+    if case.role == RELAY:
+        victim = rng.choice(relays_of(receivers))
     if case.edge == "at":
         where = victim if victim != ACTIVE else rng.choice((ACTIVE, STANDBY))
         kind, hold = Kind(case.kind), rng.choice(HOLDS_S if case.kind != Kind.CUT else HOLDS_S[1:])

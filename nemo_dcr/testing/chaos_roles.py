@@ -25,11 +25,11 @@ import msgspec
 import torch
 
 from nemo_dcr.config import QueueConfig
-from nemo_dcr.control import SqliteControl
-from nemo_dcr.errors import Conflict
+from nemo_dcr.errors import Conflict, ControlPlaneUnavailable
 from nemo_dcr.ids import NO_CANDIDATE, CandidateId, Incarnation, InstanceId, Member, OwnerId, Version, receiver_id
 from nemo_dcr.protocol.tags import TrackerKind, TrackerTag
 from nemo_dcr.protocol.transition_state import CoordinatorConfig
+from nemo_dcr.record import Record
 from nemo_dcr.runtime.addresses import Address, new_incarnation, publish_address
 from nemo_dcr.runtime.coordinator_node import CoordinatorNode
 from nemo_dcr.runtime.methods import Done
@@ -40,12 +40,13 @@ from nemo_dcr.runtime.serve import OwnerService, ReceiverService
 from nemo_dcr.runtime.trace_file import FileTracer
 from nemo_dcr.source.baseline_files import BaselineFiles
 from nemo_dcr.testing import chaos_world
+from nemo_dcr.testing.chaos_payloads import close_payloads, open_payloads, run_relay
 from nemo_dcr.testing.chaos_points import Arm, Strike, Striker, StrikingControl, StrikingTracer
+from nemo_dcr.testing.chaos_record import close_record, open_record
 from nemo_dcr.testing.chaos_source import RULES, TENSORS, ChaosTrainer, Lineage, SystemPlan
 from nemo_dcr.testing.local_oracle import StoredBits, stored_bits
 from nemo_dcr.testing.toy_loader import ToyModel
 from nemo_dcr.trace import Emit, LamportClock
-from nemo_dcr.transport.object_store import FileObjectStore
 
 ARM = Method("Arm", Arm, Done)
 DIGEST_OF_FIRST = b"version 0"
@@ -116,8 +117,8 @@ class Life:
         publish_address(self.plan.addresses, Address(self.name, address, self.incarnation, os.getpid()))
 
 
-def begin_life(plan: SystemPlan, name: str, node: str, strikes: tuple[Strike, ...]) -> Life:
-    """A new process life, with its log and its trace, in the namespace of its address if it has one."""
+def begin_process(plan: SystemPlan, name: str) -> None:
+    """Live in the namespace of its address, if it has one, and write to a log."""
     if name in plan.hosts:
         chaos_world.live_in(plan.hosts[name])
     log = os.open(plan.directory / f"{name.replace('/', '-')}.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
@@ -125,6 +126,11 @@ def begin_life(plan: SystemPlan, name: str, node: str, strikes: tuple[Strike, ..
     os.dup2(log, 2)
     os.close(log)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True)
+
+
+def begin_life(plan: SystemPlan, name: str, node: str, strikes: tuple[Strike, ...]) -> Life:
+    """A new process life, with its log and its trace."""
+    begin_process(plan, name)
     torch.set_num_threads(1)
     clock, incarnation = LamportClock(), new_incarnation(plan.addresses, name)
     striker = Striker(name, plan.strikes, strikes)
@@ -136,13 +142,14 @@ def engine_role(plan: SystemPlan, instance: str, rank: int, strikes: tuple[Strik
     """One rank of an engine that serves while its gate is open."""
     receiver, ranks = receiver_id(InstanceId(instance), rank), plan.instances[instance]
     life = begin_life(plan, receiver, receiver, strikes)
+    transport = open_payloads(plan, instance)
     model = ToyModel(TENSORS, RULES, rank, ranks)
     Lineage(plan).oracle.load(model, NO_CANDIDATE)
     node = ReceiverNode(
         member=Member(receiver, life.incarnation),
         ranks=ranks,
         model=model,
-        transport=FileObjectStore(plan.payloads, run=plan.run),
+        transport=transport,
         tracer=life.tracer(),
         queue=QueueConfig(group_payloads=2),
         loaded_digest=DIGEST_OF_FIRST,
@@ -154,6 +161,7 @@ def engine_role(plan: SystemPlan, instance: str, rank: int, strikes: tuple[Strik
     signal.signal(signal.SIGTERM, lambda *_: service.stopping.set())
     _serve(service, node, model, life)
     service.close()
+    close_payloads(transport)
     life.file.close()
 
 
@@ -183,6 +191,21 @@ def read_served(path: Path) -> list[Served]:
     return [msgspec.json.decode(line, type=Served) for line in lines[:-1]]
 
 
+def _committed(plan: SystemPlan) -> Record:
+    """What the record says, once it answers; a trainer that comes back has to know."""
+    while True:
+        control = open_record(plan)
+        try:
+            record = control.peek().record
+        except ControlPlaneUnavailable:
+            record = None
+        finally:
+            close_record(control)
+        if record is not None:
+            return record
+        time.sleep(0.05)
+
+
 def owner_role(plan: SystemPlan, rank: int, strikes: tuple[Strike, ...] = ()) -> None:
     """One trainer rank with its owner."""
     owner = OwnerId(rank)
@@ -196,9 +219,10 @@ def owner_role(plan: SystemPlan, rank: int, strikes: tuple[Strike, ...] = ()) ->
         delta.seal(NO_CANDIDATE)
         tracker = TrackerTag(TrackerKind.AT, Version(0))
     elif plan.keeps_baselines:
-        record = SqliteControl(plan.directory / "record.sqlite").history()[-1]
+        record = _committed(plan)
         if delta.recover(record.version, record.candidate):
             tracker = TrackerTag(TrackerKind.AT, record.version)
+    transport = open_payloads(plan)
     node = OwnerNode(
         delta=delta,
         incarnation=life.incarnation,
@@ -206,7 +230,7 @@ def owner_role(plan: SystemPlan, rank: int, strikes: tuple[Strike, ...] = ()) ->
         resident=None if local.frozen else local.committed,
         candidate=local.frozen,
         trainer=trainer,
-        transport=FileObjectStore(plan.payloads, run=plan.run),
+        transport=transport,
         tracer=life.tracer(trainer.written),
         codec=trainer.lineage.source.codec,
         baseline_digest=DIGEST_OF_FIRST if trainer.is_first else b"",
@@ -229,6 +253,7 @@ def owner_role(plan: SystemPlan, rank: int, strikes: tuple[Strike, ...] = ()) ->
         except queue.Empty:
             continue
     service.close()
+    close_payloads(transport)
     life.file.close()
 
 
@@ -236,7 +261,7 @@ def coordinator_role(plan: SystemPlan, name: str, standby: bool, strikes: tuple[
     """A coordinator; it ends with REPLACED when another one took over."""
     life = begin_life(plan, name, name, strikes)
     skew = plan.skew_s.get(name, 0.0)
-    control = SqliteControl(plan.directory / "record.sqlite", busy_timeout_s=5.0)
+    control, transport = open_record(plan), open_payloads(plan)
     node = CoordinatorNode(
         name=name,
         incarnation=life.incarnation,
@@ -247,7 +272,7 @@ def coordinator_role(plan: SystemPlan, name: str, standby: bool, strikes: tuple[
         ),
         directory=plan.addresses,
         control=StrikingControl(control, life.striker),
-        transport=FileObjectStore(plan.payloads, run=plan.run),
+        transport=transport,
         tracer=life.tracer(),
         clock=life.clock,
         standby=standby,
@@ -266,4 +291,11 @@ def coordinator_role(plan: SystemPlan, name: str, standby: bool, strikes: tuple[
         sys.exit(REPLACED)
     finally:
         life.file.close()
-        control.close()
+        close_record(control)
+        close_payloads(transport)
+
+
+def relay_role(plan: SystemPlan, name: str, strikes: tuple[Strike, ...] = ()) -> None:
+    """One relay node. It writes no trace, so it has no points: it is struck from outside."""
+    begin_process(plan, name)
+    run_relay(plan, name)

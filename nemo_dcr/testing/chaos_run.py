@@ -19,15 +19,17 @@ from pathlib import Path
 import msgspec
 
 from nemo_dcr.config import GateMode
-from nemo_dcr.errors import ControlPlaneUnavailable, NemoDcrError
+from nemo_dcr.errors import NemoDcrError
 from nemo_dcr.ids import CandidateId, OwnerId
 from nemo_dcr.protocol.tags import Tag, TagKind, TrackerKind, TrackerTag
 from nemo_dcr.record import Record
 from nemo_dcr.runtime.trace_file import read_log
 from nemo_dcr.testing import chaos_checks, chaos_world
 from nemo_dcr.testing.chaos_patience import Patience
+from nemo_dcr.testing.chaos_payloads import relay_addresses, relay_of
 from nemo_dcr.testing.chaos_plans import ACTIVE, ASYNC_ONLY, STANDBY, Case, Faults, all_cases, faults
 from nemo_dcr.testing.chaos_points import Kind, Strike
+from nemo_dcr.testing.chaos_record import RECORD, etcd_address
 from nemo_dcr.testing.chaos_roles import TRAIN, Train
 from nemo_dcr.testing.chaos_source import Lineage, SystemPlan, write_whole
 from nemo_dcr.testing.chaos_system import COORDINATORS, ChaosSystem, SystemState
@@ -63,18 +65,21 @@ class RunResult:
     directory: Path
     outcomes: list[Outcome] = field(default_factory=list)
     requests: int = 0
+    etcd: bool = False
+    relays: bool = False
     validated: bool = False
     breaches: list[str] = field(default_factory=list)
 
     @property
     def name(self) -> str:
         """How to run it again."""
-        return f"--seed {self.seed} --only {self.number}"
+        places = f"--record {'etcd' if self.etcd else 'sqlite'} --payloads {'relays' if self.relays else 'files'}"
+        return f"--seed {self.seed} --only {self.number} {places}"
 
 
-def cases_of(seed: int, number: int, *, world: bool = False) -> list[Case]:
+def cases_of(seed: int, number: int, *, world: bool = False, etcd: bool = False, relays: bool = False) -> list[Case]:
     """The cases of a run: runs of one seed go through a shuffled list of all, again and again."""
-    cases = all_cases(world=world)
+    cases = all_cases(world=world, etcd=etcd, relays=relays)
     random.Random(f"cases {seed}").shuffle(cases)
     first = number * TRANSITIONS
     chosen = [cases[(first + each) % len(cases)] for each in range(TRANSITIONS)]
@@ -82,11 +87,23 @@ def cases_of(seed: int, number: int, *, world: bool = False) -> list[Case]:
     return sorted(chosen, key=lambda case: case.point == "StopAndWait")
 
 
-def plan_of(seed: int, number: int, directory: Path, cases: Sequence[Case], place: int | None = None) -> SystemPlan:
+def plan_of(
+    seed: int,
+    number: int,
+    directory: Path,
+    cases: Sequence[Case],
+    place: int | None = None,
+    *,
+    etcd: bool = False,
+    relays: bool = False,
+) -> SystemPlan:
     """Sizes, gate and clocks of a run; `place` numbers the systems of a world of its own."""
     rng = random.Random(f"plan {seed} {number}")
     instances = rng.choice(({"e0": 1, "e1": 1}, {"e0": 1, "e1": 2}))
     names = ["owner-0", "owner-1", *COORDINATORS, *(f"{i}/{rank}" for i, n in instances.items() for rank in range(n))]
+    names += [RECORD] if etcd else []
+    names += [relay_of(instance) for instance in instances] if relays else []
+    hosts = {} if place is None else {name: chaos_world.host(place, each) for each, name in enumerate(names)}
     wants_async = any(case.point in ASYNC_ONLY for case in cases)
     return SystemPlan(
         directory=directory,
@@ -96,18 +113,29 @@ def plan_of(seed: int, number: int, directory: Path, cases: Sequence[Case], plac
         gate=GateMode.ASYNC if wants_async or rng.random() < 0.4 else GateMode.SYNC,
         skew_s={name: rng.choice((0.0, 0.0, -0.7, 0.7)) for name in COORDINATORS},
         keeps_baselines=rng.random() < 0.4 and all(case.point != "RebuildBaseline" for case in cases),
-        hosts={} if place is None else {name: chaos_world.host(place, each) for each, name in enumerate(names)},
+        etcd=etcd_address(hosts.get(RECORD)) if etcd else "",
+        relays=relay_addresses(instances, hosts) if relays else {},
+        hosts=hosts,
     )
 
 
-def run(seed: int, number: int, directory: Path, context: ForkServerContext, place: int | None = None) -> RunResult:
+def run(
+    seed: int,
+    number: int,
+    directory: Path,
+    context: ForkServerContext,
+    place: int | None = None,
+    *,
+    etcd: bool = False,
+    relays: bool = False,
+) -> RunResult:
     """Carry out one run; `directory` must not exist. Breaches are told, not raised.
 
     `place` numbers the run among all of a world of its own; None: there is none, so nothing is cut or full.
     """
-    result = RunResult(seed, number, directory)
-    cases = cases_of(seed, number, world=place is not None)
-    plan = plan_of(seed, number, directory, cases, place)
+    result = RunResult(seed, number, directory, etcd=etcd, relays=relays)
+    cases = cases_of(seed, number, world=place is not None, etcd=etcd, relays=relays)
+    plan = plan_of(seed, number, directory, cases, place, etcd=etcd, relays=relays)
     directory.mkdir(parents=True)
     rng = random.Random(f"run {seed} {number}")
     system = ChaosSystem(plan, context, rng)
@@ -156,10 +184,10 @@ def _bootstrap(system: ChaosSystem) -> None:
 
 def settled(system: ChaosSystem, state: SystemState, candidate: CandidateId | None = None) -> Record | None:
     """The record that everybody serves and holds, if there is one."""
-    history = system.control.history()
-    if not history or not system.whole or (candidate is not None and history[-1].candidate != candidate):
+    record = system.committed()
+    if record is None or not system.whole or (candidate is not None and record.candidate != candidate):
         return None
-    version = history[-1].version
+    version = record.version
     serve = all(
         r is not None and r.gate_open and r.tag == Tag(TagKind.CLEAN, version) for r in state.receivers.values()
     )
@@ -167,7 +195,7 @@ def settled(system: ChaosSystem, state: SystemState, candidate: CandidateId | No
         o is not None and o.candidate == "" and o.tracker == TrackerTag(TrackerKind.AT, version)
         for o in state.owners.values()
     )
-    return history[-1] if serve and hold and system.has_one_active() else None
+    return record if serve and hold and system.has_one_active() else None
 
 
 def describe(system: ChaosSystem) -> str:
@@ -196,13 +224,13 @@ class _Transition:
         self._drawn = drawn
         self._names = 0
         self._aborts = drawn.aborts
-        self._candidate = self._name()
+        self._candidate = self._name(system.control.history()[-1])
 
-    def _name(self) -> CandidateId:
+    def _name(self, committed: Record) -> CandidateId:
         """A candidate that nobody had yet, out of the committed one."""
         self._names += 1
         candidate = CandidateId(f"c{self._number + 1}.{self._names}")
-        self._lineage.name(candidate, self._system.control.history()[-1].candidate)
+        self._lineage.name(candidate, committed.candidate)
         self._lineage.derive(candidate)
         return candidate
 
@@ -314,16 +342,19 @@ class _Transition:
         A candidate that was given up meanwhile is taken and dropped by every rank, before another one is made.
         """
         system, reports = self._system, state.owners
-        if system.control.history()[-1].candidate == self._candidate:
+        record = system.committed()
+        if record is None or record.candidate == self._candidate:
             return
-        dead = any(each is not None and not each.candidate for each in reports.values()) and self._is_dead()
+        dead = any(each is not None and not each.candidate for each in reports.values()) and system.is_dead(
+            self._candidate
+        )
         if dead:
             self._aborts = False
         missing = [o for o, each in sorted(reports.items()) if each is None or not each.candidate]
         if dead:
             missing = [owner for owner in missing if not self._has_begun(owner)]
             if not missing and all(each is not None and not each.candidate for each in reports.values()):
-                self._candidate = self._name()
+                self._candidate = self._name(record)
                 return
         for owner in missing[:1] if self._aborts else missing:
             if reports[owner] is not None:
@@ -336,12 +367,6 @@ class _Transition:
         paths = self._system.plan.traces.glob(f"owner-{owner}-*.ndjson")
         events = (event for path in paths for event in read_log(path).events)
         return any(e.action == "BeginTransition" and e.post["frozen"] == self._candidate for e in events)
-
-    def _is_dead(self) -> bool:
-        try:
-            return self._system.control.read(self._candidate, clock=self._system.clock.tick()).candidate_dead
-        except ControlPlaneUnavailable:
-            return False  # somebody was stopped while it wrote: asked again
 
 
 def numbered(seeds: Sequence[int], total: int) -> list[tuple[int, int]]:

@@ -67,6 +67,10 @@ class SystemPlan:
     """A standby takes over from a coordinator that is silent for so long."""
     keeps_baselines: bool = False
     """Baselines lie in files, and outlive their processes."""
+    etcd: str = ""
+    """HOST:PORT of the etcd server of the commit record; empty: the record is a SQLite file."""
+    relays: dict[str, str] = field(default_factory=dict)
+    """Where each relay node listens, by its name; empty: payloads lie in files."""
     hosts: dict[str, str] = field(default_factory=dict)
     """The address on which a process listens, by its name; empty: on loopback, where nothing can be cut."""
 

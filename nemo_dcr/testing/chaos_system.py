@@ -19,10 +19,10 @@ from dataclasses import dataclass, field
 from multiprocessing.context import ForkServerContext
 from typing import Any
 
-from nemo_dcr.control import SqliteControl
-from nemo_dcr.errors import OperatorNeeded
-from nemo_dcr.ids import InstanceId, OwnerId, ReceiverId, receiver_id
+from nemo_dcr.errors import ControlPlaneUnavailable, OperatorNeeded
+from nemo_dcr.ids import CandidateId, InstanceId, OwnerId, ReceiverId, receiver_id
 from nemo_dcr.protocol.messages import OwnerReport, OwnerStatus, ReceiverReport, ReceiverStatus
+from nemo_dcr.record import Record
 from nemo_dcr.runtime.addresses import Address, read_addresses
 from nemo_dcr.runtime.coordinator_node import ABORT, ACTIVE, COORDINATOR_STATUS, CoordinatorView, Role
 from nemo_dcr.runtime.endpoints import SocketEndpoints
@@ -31,8 +31,9 @@ from nemo_dcr.runtime.rpc import Method, NoReply, Peer, call, exchange
 from nemo_dcr.runtime.trace_file import declare_killed, read_log, write_journal
 from nemo_dcr.testing import chaos_roles, chaos_world
 from nemo_dcr.testing.chaos_points import Arm, Kind, Strike, Struck, read_struck
+from nemo_dcr.testing.chaos_record import CHECK_S, LOOK_S, RECORD, EtcdProcess, close_record, open_record
 from nemo_dcr.testing.chaos_source import SystemPlan
-from nemo_dcr.testing.forked import Forked
+from nemo_dcr.testing.forked import Forked, PidSignals
 from nemo_dcr.trace import LamportClock
 
 CALL_S = 0.5
@@ -40,10 +41,10 @@ COORDINATORS = ("coordinator-a", "coordinator-b")
 PRELOAD = ["nemo_dcr.testing.chaos_preload"]
 
 
-def fork_server() -> ForkServerContext:
-    """Where the processes of all systems are forked from."""
+def fork_server(*, etcd: bool = False) -> ForkServerContext:
+    """Where the processes of all systems are forked from; with `etcd` they know that client too."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOAD)
+    context.set_forkserver_preload([*PRELOAD, "nemo_dcr.control.etcd"] if etcd else PRELOAD)
     return context
 
 
@@ -52,8 +53,8 @@ class Process:
     """One process of a system over all its lives."""
 
     name: str
-    start: Callable[[tuple[Strike, ...]], Forked]
-    child: Forked
+    start: Callable[[tuple[Strike, ...]], PidSignals]
+    child: PidSignals
     back_at: float | None = None
     """When it is started again, once it is dead."""
     continue_at: float | None = None
@@ -95,7 +96,8 @@ class ChaosSystem:
             chaos_world.small_store(plan.payloads)
         self._cut: set[str] = set()
         self._mends: list[tuple[float, Callable[[], None]]] = []
-        self.control = SqliteControl(plan.directory / "record.sqlite", busy_timeout_s=5.0)
+        self.control = open_record(plan, timeout_s=CHECK_S)
+        self._looker = open_record(plan, timeout_s=LOOK_S)
         self.clock = LamportClock()
         self.endpoints = SocketEndpoints(self.clock, plan.security)
         self._context = context
@@ -109,6 +111,13 @@ class ChaosSystem:
         self.faults: list[str] = []
         """Processes that ended in a way that nobody struck."""
         self.processes: dict[str, Process] = {}
+        self._server: EtcdProcess | None = None
+        if plan.etcd:
+            server = self._etcd(())
+            self.processes[RECORD] = Process(RECORD, self._etcd, server)
+            server.await_answer()
+        for name in plan.relays:
+            self._add(name, chaos_roles.relay_role, name)
         for rank in range(plan.owners):
             self._add(f"owner-{rank}", chaos_roles.owner_role, rank)
         for instance, ranks in plan.instances.items():
@@ -128,6 +137,11 @@ class ChaosSystem:
             return self._fork(role, *arguments, strikes)
 
         self.processes[name] = Process(name, start, start(()))
+
+    def _etcd(self, strikes: tuple[Strike, ...]) -> EtcdProcess:
+        """The server of the record has no points."""
+        self._server = EtcdProcess(self.plan.directory / RECORD, self.plan.etcd, self.plan.hosts.get(RECORD))
+        return self._server
 
     def _fork(self, role: Callable[..., None], *arguments: object) -> Forked:
         return Forked(self._context, role, self.plan, *arguments)
@@ -193,8 +207,9 @@ class ChaosSystem:
                 self.endpoints.add_receiver(ReceiverId(entry.name), entry)
 
     def kill(self, name: str) -> None:
-        """SIGKILL from outside, at any time."""
+        """SIGKILL from outside, at any time; returns once it is dead, which nobody's answer tells of a server."""
         self.processes[name].child.signal(signal.SIGKILL)
+        self.processes[name].child.join()
 
     def stop(self, name: str, hold_s: float) -> None:
         """SIGSTOP from outside, and SIGCONT after `hold_s` seconds."""
@@ -273,6 +288,20 @@ class ChaosSystem:
             {o: None if isinstance(told := owners_heard.get(o), NoReply | None) else told.report for o in owners},
         )
 
+    def committed(self) -> Record | None:
+        """The committed record; None when there is none yet or the record gives no answer."""
+        try:
+            return self._looker.peek().record
+        except ControlPlaneUnavailable:
+            return None
+
+    def is_dead(self, candidate: CandidateId) -> bool:
+        """The record says that this candidate was given up."""
+        try:
+            return self._looker.peek(candidate).candidate_dead
+        except ControlPlaneUnavailable:
+            return False
+
     def coordinator(self) -> CoordinatorView | None:
         """The active coordinator as it stands, if it answers."""
         view: CoordinatorView | None = self.ask(ACTIVE, COORDINATOR_STATUS, Nothing())
@@ -306,8 +335,14 @@ class ChaosSystem:
             mend()
         for process in self.processes.values():
             process.child.signal(signal.SIGCONT)
+        if self.processes.pop(RECORD, None) is not None and self._server is not None:
+            if self._server.exitcode is not None:
+                self._etcd(())
+            self._server.await_answer()
         for name in self.processes:
             self.ask(name, STOP, Nothing())
+        for name in self.plan.relays:
+            self.processes[name].child.signal(signal.SIGTERM)
         deadline = time.monotonic() + 5.0
         for process in self.processes.values():
             if process.child.join(max(0.0, deadline - time.monotonic())) is None:
@@ -319,9 +354,12 @@ class ChaosSystem:
         for peer in self._peers.values():
             peer.close()
         self.endpoints.close()
+        with contextlib.suppress(OperatorNeeded):
+            write_journal(self.plan.traces / "control.ndjson", self.control.journal())
+        close_record(self.control)
+        close_record(self._looker)
+        if self._server is not None:
+            self._server.end()
         if self.plan.hosts:
             chaos_world.remove_store(self.plan.payloads)
             chaos_world.leave(self.plan.hosts.values())
-        with contextlib.suppress(OperatorNeeded):
-            write_journal(self.plan.traces / "control.ndjson", self.control.journal())
-        self.control.close()

@@ -1,7 +1,7 @@
 """An etcd server of one member on loopback, for tests and trials: it can be killed and started again on its data.
 
 The program is Debian's `etcd-server`. Both ports are free ones, only loopback listens, and a server ends with its
-parent. Not handled: clusters of several members; TLS.
+parent. Chaos starts the same program on an address of its own. Not handled: clusters of several members; TLS.
 
 Paper: Section 6.3
 """
@@ -16,6 +16,8 @@ from pathlib import Path
 from nemo_dcr.errors import OperatorNeeded
 from nemo_dcr.testing.server_process import LOOPBACK_HOST, await_server, end_server, free_ports, start_server
 
+CLIENT_PORT, PEER_PORT = 2379, 2380
+"""etcd's own ports, free in a namespace of its own."""
 START_S = 60.0
 """Limit for the server to answer; a second on an idle machine."""
 
@@ -26,6 +28,30 @@ def etcd_binary() -> Path:
     if found is None:
         raise OperatorNeeded("the etcd server is not installed", "on Debian: apt-get install etcd-server")
     return Path(found)
+
+
+def etcd_command(directory: Path, address: str, peer: str, *, quota_bytes: int = 0) -> list[str]:
+    """The command line of one member with its data below `directory`; HOST:PORT for clients and for itself.
+
+    Raises: OperatorNeeded when etcd is not installed.
+    """
+    clients, peers = f"http://{address}", f"http://{peer}"
+    return [
+        str(etcd_binary()),
+        "--name=one",
+        f"--data-dir={directory / 'data'}",
+        f"--listen-client-urls={clients}",
+        f"--advertise-client-urls={clients}",
+        f"--listen-peer-urls={peers}",
+        f"--initial-advertise-peer-urls={peers}",
+        f"--initial-cluster=one={peers}",
+        f"--quota-backend-bytes={quota_bytes}",
+    ]
+
+
+def await_etcd(process: subprocess.Popen[bytes], log: Path, address: str) -> None:
+    """Wait until a server that was started answers at HOST:PORT. Raises: EndpointLost."""
+    await_server("etcd", process, log, lambda: _is_healthy(address), START_S)
 
 
 class EtcdServer:
@@ -76,30 +102,20 @@ class EtcdServer:
         end_server(self._process)
 
     def _start(self) -> subprocess.Popen[bytes]:
-        clients, peers = f"http://{self.address}", f"http://{LOOPBACK_HOST}:{self._peer_port}"
-        command = [
-            str(etcd_binary()),
-            "--name=one",
-            f"--data-dir={self._directory / 'data'}",
-            f"--listen-client-urls={clients}",
-            f"--advertise-client-urls={clients}",
-            f"--listen-peer-urls={peers}",
-            f"--initial-advertise-peer-urls={peers}",
-            f"--initial-cluster=one={peers}",
-            f"--quota-backend-bytes={self._quota_bytes}",
-        ]
+        peer = f"{LOOPBACK_HOST}:{self._peer_port}"
+        command = etcd_command(self._directory, self.address, peer, quota_bytes=self._quota_bytes)
         # etcd takes options from variables too.
         process = start_server(command, self.log, directory=self._directory, env={})
         try:
-            await_server("etcd", process, self.log, lambda: _is_healthy(self._port), START_S)
+            await_etcd(process, self.log, self.address)
         except BaseException:
             end_server(process)
             raise
         return process
 
 
-def _is_healthy(port: int) -> bool:
-    connection = http.client.HTTPConnection(LOOPBACK_HOST, port, timeout=2)
+def _is_healthy(address: str) -> bool:
+    connection = http.client.HTTPConnection(address, timeout=2)
     try:
         connection.request("GET", "/health")
         answer = connection.getresponse()

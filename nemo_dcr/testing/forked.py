@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from multiprocessing import connection
 from multiprocessing.context import ForkServerContext
@@ -22,23 +23,20 @@ from pathlib import Path
 _ENDS = threading.Lock()
 
 
-class Forked:
-    """One running process. It ends with this one."""
+class PidSignals(ABC):
+    """A process that is signalled and looked at by its number."""
 
-    def __init__(self, context: ForkServerContext, role: Callable[..., None], *arguments: object) -> None:
-        """Start it; the arguments are pickled."""
-        self._process = context.Process(target=role, args=arguments, daemon=True)
-        with _ENDS:
-            self._process.start()
-        pid = self._process.pid
-        assert pid is not None  # it was started
+    def __init__(self, pid: int) -> None:
         self.pid = pid
 
     @property
+    @abstractmethod
     def exitcode(self) -> int | None:
         """How it ended, as `Popen.returncode`; None while it runs or is stopped."""
-        with _ENDS:
-            return self._process.exitcode
+
+    @abstractmethod
+    def join(self, timeout_s: float | None = None) -> int | None:
+        """Wait for its end for so long, without a limit when None; how it ended."""
 
     @property
     def is_stopped(self) -> bool:
@@ -55,7 +53,26 @@ class Forked:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
+
+class Forked(PidSignals):
+    """One forked process. It ends with this one."""
+
+    def __init__(self, context: ForkServerContext, role: Callable[..., None], *arguments: object) -> None:
+        """Start it; the arguments are pickled."""
+        self._process = context.Process(target=role, args=arguments, daemon=True)
+        with _ENDS:
+            self._process.start()
+        pid = self._process.pid
+        assert pid is not None  # it was started
+        super().__init__(pid)
+
+    @property
+    def exitcode(self) -> int | None:
+        """As `PidSignals.exitcode`."""
+        with _ENDS:
+            return self._process.exitcode
+
     def join(self, timeout_s: float | None = None) -> int | None:
-        """Wait for its end for so long, without a limit when None; how it ended."""
+        """As `PidSignals.join`."""
         connection.wait([self._process.sentinel], timeout_s)
         return self.exitcode

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from nemo_dcr.control.etcd import EtcdControl
-from nemo_dcr.control.etcd_client import EtcdClient, EtcdConfig, Operation
+from nemo_dcr.control.etcd_client import EtcdClient, EtcdConfig, Operation, Stored
 from nemo_dcr.control.head import encode
 from nemo_dcr.errors import ControlPlaneUnavailable, OperatorNeeded
 from nemo_dcr.record import Committed, Refusal
@@ -158,6 +158,23 @@ def test_a_commit_is_sent_again_only_before_its_deadline(proxy: FaultyProxy, con
         assert refusal(commit(control, epoch, record, attempt, deadline=time.time() + 1.0)) is Refusal.DEADLINE
     assert time.monotonic() - begin < 30
     assert check_chain(other) == (record,)
+
+
+def test_a_record_whose_first_step_is_written_while_it_is_read_is_not_taken_for_damaged(
+    config: EtcdConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, writer = EtcdControl(config), EtcdControl(config)
+    get, records = EtcdClient.get, []
+
+    def get_slowly(client: EtcdClient, *names: str) -> dict[str, Stored]:
+        found = get(client, *names)
+        if "head" in names and not records:
+            records.append(None)
+            records.append(bootstrap(writer)[1])
+        return found
+
+    monkeypatch.setattr(EtcdClient, "get", get_slowly)
+    assert reader.peek().record == records[1]
 
 
 def test_a_record_that_was_removed_while_in_use_needs_an_operator(config: EtcdConfig) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from nemo_dcr.control import s3
 from nemo_dcr.control.s3 import S3Control
-from nemo_dcr.control.s3_objects import S3RecordConfig
+from nemo_dcr.control.s3_objects import S3Objects, S3RecordConfig
 from nemo_dcr.errors import ControlPlaneUnavailable, OperatorNeeded
 from nemo_dcr.record import Committed
 from nemo_dcr.testing.control_calls import bootstrap, check_chain, check_journal, commit, granted, prepare, successor
@@ -220,6 +220,27 @@ def test_a_record_that_was_removed_while_in_use_needs_an_operator(
     client.delete_object(Bucket=BUCKET, Key=f"{config.prefix}/head")
     with pytest.raises(OperatorNeeded, match="removed or replaced"):
         control.acquire_epoch()
+
+
+def test_a_record_that_is_begun_and_fills_a_tail_while_it_is_read_is_not_taken_for_damaged(
+    control: S3Control, config: S3RecordConfig, seaweedfs: ObjectServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(s3, "TAIL_EVENTS", 2)
+    reader = S3Control(config, session_of(seaweedfs.credentials))
+    get, records = S3Objects.get, []
+
+    def get_slowly(objects: S3Objects, name: str) -> tuple[bytes, str] | None:
+        found = get(objects, name)
+        if name == "head" and not records:
+            records.append(None)
+            epoch, record = bootstrap(control)
+            granted(prepare(control, epoch, record))
+            granted(prepare(control, epoch, record))
+            records.append(record)
+        return found
+
+    monkeypatch.setattr(S3Objects, "get", get_slowly)
+    assert reader.peek().record == records[1]
 
 
 def test_a_head_that_is_gone_is_not_made_anew_in_front_of_its_log(

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -24,8 +25,8 @@ def end(code: int) -> None:
     sys.exit(code)
 
 
-def sleep() -> None:
-    time.sleep(60.0)
+def stay() -> None:
+    signal.pause()
 
 
 def wait_until(holds: Callable[[], bool]) -> None:
@@ -33,11 +34,12 @@ def wait_until(holds: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def wait_until_gone(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        while True:
-            os.kill(pid, 0)
-            time.sleep(0.01)
+def is_gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
 
 
 @pytest.fixture
@@ -50,14 +52,15 @@ def test_an_end_is_read_once_also_while_another_thread_starts_a_process(
     context: ForkServerContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     child = Forked(context, end, REPLACED)
-    wait_until_gone(child.pid)
-    read = forkserver.read_signed
+    wait_until(lambda: is_gone(child.pid))
+    read, both = forkserver.read_signed, threading.Barrier(2)
 
-    def read_slowly(descriptor: int) -> int:
-        time.sleep(0.1)  # whoever comes meanwhile finds the end unread
+    def read_with_another(descriptor: int) -> int:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            both.wait(0.5)  # whoever comes meanwhile finds the end unread
         return int(read(descriptor))
 
-    monkeypatch.setattr(forkserver, "read_signed", read_slowly)
+    monkeypatch.setattr(forkserver, "read_signed", read_with_another)
 
     def look() -> int | None:
         while (code := child.exitcode) is None:
@@ -74,7 +77,7 @@ def test_an_end_is_read_once_also_while_another_thread_starts_a_process(
 
 @pytest.mark.slow
 def test_a_stopped_process_has_not_ended_and_goes_on_and_a_killed_one_has_ended(context: ForkServerContext) -> None:
-    child = Forked(context, sleep)
+    child = Forked(context, stay)
     child.signal(signal.SIGSTOP)
     assert child.join(0.2) is None
     wait_until(lambda: child.is_stopped)
@@ -84,5 +87,4 @@ def test_a_stopped_process_has_not_ended_and_goes_on_and_a_killed_one_has_ended(
     assert child.join(10.0) == -signal.SIGKILL
     child.signal(signal.SIGKILL)  # nobody is there any more, and nobody else is struck
     wait_until(lambda: not child.is_stopped)
-    with pytest.raises(ProcessLookupError):
-        os.kill(child.pid, 0)
+    assert is_gone(child.pid)
