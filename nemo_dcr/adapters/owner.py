@@ -103,7 +103,7 @@ class Owner:
             group: the trainer ranks, by default all; owners talk over process groups of their own.
             committed: which committed candidate the weights are, as `Owner.committed` told it before a restart. Empty:
                 they are the run's first. None: they are no committed version, and the next refit sends everything.
-            inputs: what residual conversions of this rank read.
+            inputs: what residual conversions of this rank read, each under the name of its parameter.
             conversions: residual conversions of this rank.
             restore: sets model and optimizer back to the last committed version when a candidate is given up; it runs
                 on the owner's thread. By default the served values are written into the parameters.

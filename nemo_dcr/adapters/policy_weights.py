@@ -66,7 +66,7 @@ class PolicyWeights:
         mine = sorted({tensor.name for task in conversions for tensor in task.outputs})
         converted = {name for data in ranks.calls.gather(msgspec.msgpack.encode(mine)) for name in _NAMES.decode(data)}
         maps = checkpoint_maps(model, [tensor for tensor in table if tensor.name not in converted])
-        self._tasks = module_tasks(model, maps)
+        self._tasks = module_tasks(model, maps, converted={watched.name for watched in inputs})
         self._inputs = tuple(inputs)
         rank = OwnerId(ranks.calls.rank)
         self.plan = agree_plan(ranks.calls, self._tasks, inputs, conversions, expected=table)
