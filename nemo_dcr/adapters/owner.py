@@ -142,6 +142,7 @@ class Owner:
             rank = OwnerId(ranks.calls.rank)
             name, clock = f"owner-{rank}", LamportClock()
             incarnation = new_incarnation(place / "addresses", name)
+            prefix = f"{run}-{ranks.agree(incarnation)}"  # the last call of all ranks: what fails now fails alone
             payloads = open_transport(transport or (place / "store").resolve().as_uri(), run=run)
             opened.callback(payloads.close)
             trace = place / "traces" / f"{name}-{incarnation}.ndjson"
@@ -165,7 +166,7 @@ class Owner:
             )
             service = OwnerService(node, clock, listen, security)
             opened.callback(service.close)
-            owner = cls(weights, node, service, f"{run}-{ranks.agree(incarnation)}")
+            owner = cls(weights, node, service, prefix)
             service.start()
             opened.callback(weights.stopping.set)
             key = security.keys.public if security.keys is not None else ""

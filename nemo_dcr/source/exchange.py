@@ -204,7 +204,7 @@ class OwnGroupExchange(GroupExchange):
         """
         super().__init__(store, prefix=prefix)
         try:
-            own = dist.PrefixStore(f"{prefix}/gloo", store)  # type: ignore[attr-defined]
+            own = dist.PrefixStore(f"{prefix}/gloo", store)  # type: ignore[attr-defined, arg-type]
             self._own: Any = dist.ProcessGroupGloo(own, rank, world, timeout)
         except RuntimeError as error:
             raise EndpointLost("trainer ranks", str(error)) from error

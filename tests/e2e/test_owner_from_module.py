@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from nemo_dcr.checkpoint.digests import content_digest, tensor_digest
 from nemo_dcr.checkpoint.directory import open_checkpoint
 from nemo_dcr.cli.stats import run_rates
 from nemo_dcr.config import CodecConfig
-from nemo_dcr.errors import ConditionViolated, InvalidConfig, OperatorNeeded, UnsupportedMapping
+from nemo_dcr.errors import ConditionViolated, EndpointLost, InvalidConfig, OperatorNeeded, UnsupportedMapping
 from nemo_dcr.ids import Version
 from nemo_dcr.runtime.change_log import read_changes
 from nemo_dcr.source.dtensor import dtensor_map
@@ -44,6 +45,7 @@ from tests.e2e.module_refits import (
 from tests.unit.adapters.test_huggingface_maps import small
 from tests.unit.adapters.test_pytorch_module import TABLE, Policy, wrapped
 
+Work = Callable[[Any, int, int, Path], None]
 SMALL = CodecConfig(chunk_target_bytes=256, bucket_target_bytes=600)
 
 
@@ -81,22 +83,6 @@ def refits(model: nn.Module, directory: Path, rank: int, world: int) -> None:
             dist.barrier()
 
 
-def trainer_rank(store: Any, rank: int, world: int, kinds: tuple[str, ...], directory: Path) -> None:
-    for kind in kinds:
-        refits(wrapped(kind, policy(), world), shared(directory, kind), rank, world)
-    ties(store, rank, world, shared(directory, "ties"))
-
-
-@pytest.mark.slow
-def test_two_ranks_refit_an_engine_to_the_bits_of_the_full_tensors(tmp_path: Path) -> None:
-    run_in_processes(2, trainer_rank, ("fsdp2", "ddp", "tensor parallel"), tmp_path)
-
-
-@pytest.mark.slow
-def test_four_ranks_refit_an_engine_to_the_bits_of_the_full_tensors(tmp_path: Path) -> None:
-    run_in_processes(4, trainer_rank, ("fsdp2", "hsdp", "tensor parallel under fsdp2"), tmp_path)
-
-
 @pytest.mark.slow
 def test_one_process_refits_an_engine_to_the_bits_of_its_parameters(tmp_path: Path) -> None:
     refits(policy(), tmp_path, 0, 1)
@@ -115,8 +101,8 @@ class Tied(nn.Module):
         self.head.weight = self.embed.weight
 
 
-def experts_and_replicas(store: Any, rank: int, world: int, directory: Path) -> None:
-    """A transformers model whose experts are fused, under FSDP2; then what a difference of replicas says."""
+def stacked_experts(store: Any, rank: int, world: int, directory: Path) -> None:
+    """A transformers model whose experts are fused, under FSDP2, with real gradients."""
     model = small("qwen3_moe", num_experts=3, num_hidden_layers=1, tie_word_embeddings=True).float()
     expert = "model.layers.0.mlp.experts"
     table = [
@@ -168,6 +154,16 @@ def replicas_differ(store: Any, rank: int, world: int, directory: Path) -> None:
             owner.check_replicas()
         with pytest.raises(ConditionViolated, match="ranks 0 and 1"):
             owner_of(model, shared(directory, "again"), coordinate=False)
+
+
+def refused(store: Any, rank: int, world: int, directory: Path) -> None:
+    """What one rank cannot do ends all of them, with its reason."""
+    model = policy()
+    if rank == 1:
+        model.extra = nn.Linear(2, 2)
+    error = UnsupportedMapping if rank == 1 else EndpointLost
+    with pytest.raises(error, match=r"extra\.bias.*it is trained"):
+        owner_of(model, directory)
 
 
 def dropped(store: Any, rank: int, world: int, directory: Path) -> None:
@@ -248,19 +244,41 @@ def ties(store: Any, rank: int, world: int, directory: Path) -> None:
         assert "FailOwner" in actions(directory, "owner")
 
 
-WORKS = (experts_and_replicas, replicas_differ, dropped)
+def halves(store: Any, rank: int, world: int, directory: Path) -> None:
+    """Two trainers in one job, each with a run of its own."""
+    groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    half, place = rank // 2, shared(directory, f"half {rank // 2}")
+    model, engine = policy(), Engine(TABLE, 1)
+    with pytest.raises(InvalidConfig, match="not in it"):
+        owner_of(model, place, group=groups[1 - half])
+    with serving(engine, place, rank % 2), owner_of(model, place, group=groups[half]) as owner:
+        with torch.no_grad():
+            model.norm.bias[half] += 1
+        assert owner.refit(timeout_s=WAIT_S) == Version(1)
+        assert rank % 2 or engine.stored == engine.dense(full_tensors(model, TABLE))
+        dist.barrier()
 
 
-def two_ranks(store: Any, rank: int, world: int, directory: Path) -> None:
-    """One after the other in one pair of processes, because starting them costs most."""
-    for work in WORKS:
-        work(store, rank, world, shared(directory, work.__name__))
+def trainer_rank(store: Any, rank: int, world: int, kinds: Sequence[str], works: Sequence[Work], place: Path) -> None:
+    """One after the other in one set of processes, because starting them costs most."""
+    for kind in kinds:
+        refits(wrapped(kind, policy(), world), shared(place, kind), rank, world)
+    for work in works:
+        work(store, rank, world, shared(place, work.__name__))
         dist.barrier()
 
 
 @pytest.mark.slow
-def test_experts_differing_replicas_and_dropped_candidates_on_two_ranks(tmp_path: Path) -> None:
-    run_in_processes(2, two_ranks, tmp_path)
+def test_two_ranks_of_every_kind_refit_an_engine_to_the_bits_of_the_full_tensors(tmp_path: Path) -> None:
+    """Also stacked experts of transformers, a residual conversion, replicas that differ, a candidate given up."""
+    kinds = ("fsdp2", "ddp", "tensor parallel")
+    run_in_processes(2, trainer_rank, kinds, (ties, stacked_experts, replicas_differ, refused, dropped), tmp_path)
+
+
+@pytest.mark.slow
+def test_four_ranks_of_every_kind_refit_an_engine_to_the_bits_of_the_full_tensors(tmp_path: Path) -> None:
+    """Also a residual conversion with uneven and empty shards, and two trainers in one job."""
+    run_in_processes(4, trainer_rank, ("fsdp2", "hsdp", "tensor parallel under fsdp2"), (ties, halves), tmp_path)
 
 
 # ------------------------------------------------------------------------------------------------------ one process
