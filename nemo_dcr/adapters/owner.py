@@ -31,7 +31,7 @@ from nemo_dcr.adapters.trainer_group import trainer_group
 from nemo_dcr.canonical import TensorMeta
 from nemo_dcr.checkpoint.directory import Checkpoint, open_checkpoint
 from nemo_dcr.config import CodecConfig, QueueConfig, RefitConfig
-from nemo_dcr.errors import EndpointLost, OperatorNeeded
+from nemo_dcr.errors import Conflict, EndpointLost, OperatorNeeded
 from nemo_dcr.ids import NO_CANDIDATE, CandidateId, OwnerId, Version
 from nemo_dcr.protocol.tags import TrackerKind, TrackerTag
 from nemo_dcr.runtime.addresses import Address, new_incarnation, publish_address
@@ -279,8 +279,8 @@ class Owner:
     def _require_alive(self) -> None:
         if self._service.stopping.is_set():
             raise EndpointLost(f"owner of {self._candidate!r}", "it ended; close it to see why")
-        if self._coordinator is not None and self._coordinator.problem is not None:
-            problem = self._coordinator.problem
+        problem = None if self._coordinator is None else self._coordinator.problem
+        if problem is not None and not isinstance(problem, Conflict):  # a coordinator that replaced it carries on
             raise EndpointLost("coordinator", f"{type(problem).__name__}: {problem}") from problem
 
 

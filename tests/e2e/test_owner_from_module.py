@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
+from nemo_dcr.adapters.coordinator_thread import CoordinatorThread
 from nemo_dcr.adapters.owner import Owner
 from nemo_dcr.adapters.receiver import Receiver
 from nemo_dcr.canonical import TensorMeta
@@ -21,12 +23,14 @@ from nemo_dcr.checkpoint.digests import content_digest, tensor_digest
 from nemo_dcr.checkpoint.directory import open_checkpoint
 from nemo_dcr.cli.stats import run_rates
 from nemo_dcr.config import CodecConfig
-from nemo_dcr.errors import ConditionViolated, EndpointLost, InvalidConfig, OperatorNeeded, UnsupportedMapping
+from nemo_dcr.errors import ConditionViolated, Conflict, EndpointLost, InvalidConfig, OperatorNeeded, UnsupportedMapping
 from nemo_dcr.ids import Version
+from nemo_dcr.runtime import coordinator_node
 from nemo_dcr.runtime.change_log import read_changes
 from nemo_dcr.source.dtensor import dtensor_map
 from nemo_dcr.source.tasks import Part, ResidualInput, ResidualTask, tensor_reader
 from nemo_dcr.testing.ranks import run_in_processes
+from nemo_dcr.transport.object_store import FileObjectStore
 from tests.e2e.module_refits import (
     REFIT,
     WAIT_S,
@@ -348,3 +352,36 @@ def test_a_model_that_does_not_make_the_checkpoint_is_refused_and_nothing_stays_
     with pytest.raises(InvalidConfig, match="not a directory"):
         owner_of(policy(), tmp_path, tmp_path / "absent")
     assert {thread.name for thread in threading.enumerate()} == threads
+
+
+@pytest.mark.slow
+def test_another_coordinator_may_take_over_and_a_wait_that_lasts_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coordinator_node, "WAIT_TOLD_S", 0.1)
+    model, engine = policy(), Engine(TABLE, 1)
+    with owner_of(model, tmp_path) as owner, ExitStack() as opened:
+        until(lambda: "waits: 0 of 1 engine instances answer" in caplog.text)
+        opened.enter_context(Receiver(engine.models[0], directory=tmp_path))
+        for version in (1, 2):
+            model.norm.bias.data[version] += 1
+            assert owner.refit(timeout_s=WAIT_S) == Version(version)
+            assert engine.stored == engine.dense(full_tensors(model, TABLE))
+            if version == 1:
+                payloads = opened.enter_context(closing(FileObjectStore(tmp_path / "store", run="run")))
+                url = f"sqlite:///{tmp_path / 'record.sqlite'}"
+                second = CoordinatorThread(tmp_path, url, payloads, owners=1, instances=1, refit=REFIT)
+                opened.callback(second.close)
+                until(lambda: isinstance(owner._coordinator and owner._coordinator.problem, Conflict))
+
+
+@pytest.mark.slow
+def test_a_coordinator_that_failed_ends_the_wait_with_its_fault(tmp_path: Path) -> None:
+    model, engine = policy(), Engine(TABLE, 1)
+    with Receiver(engine.models[0], directory=tmp_path), owner_of(model, tmp_path) as owner:
+        owner.refit(timeout_s=WAIT_S)
+        for file in (tmp_path / "addresses").glob("engine-*.json"):
+            file.write_text("no JSON")
+        owner.freeze()
+        with pytest.raises(EndpointLost, match=r"coordinator is lost: OperatorNeeded: .*is not an address file"):
+            owner.wait(WAIT_S)
