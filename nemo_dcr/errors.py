@@ -9,9 +9,22 @@ Paper: Section 6.3; Appendix B.   Conditions: SC1-SC7, LC1-LC12
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class NemoDcrError(Exception):
     """Base of all errors that a caller may catch. Caller: see the leaf type."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies and pickles keep type, message and fields: frameworks carry errors from process to process."""
+        return _again, (type(self), self.args, dict(self.__dict__))
+
+
+def _again(kind: type[NemoDcrError], args: tuple[Any, ...], fields: dict[str, Any]) -> NemoDcrError:
+    """An error as it was, without building its message anew."""
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(fields)
+    return error
 
 
 class UnsupportedLoaderPath(NemoDcrError):

@@ -61,7 +61,7 @@ class CoordinatorThread:
         self._control = open_control(record, now=time.time)
         self._tracer = FileTracer(directory / "traces" / f"{NAME}-{incarnation}.ndjson", NAME, incarnation, clock)
         self.problem: BaseException | None = None
-        """What ended it; None while it runs."""
+        """What ended it, Conflict when another coordinator took over; None while it runs."""
         try:
             self._node = CoordinatorNode(
                 name=NAME,

@@ -31,7 +31,7 @@ from nemo_dcr.adapters.trainer_group import trainer_group
 from nemo_dcr.canonical import TensorMeta
 from nemo_dcr.checkpoint.directory import Checkpoint, open_checkpoint
 from nemo_dcr.config import CodecConfig, QueueConfig, RefitConfig
-from nemo_dcr.errors import EndpointLost, OperatorNeeded
+from nemo_dcr.errors import Conflict, EndpointLost, OperatorNeeded
 from nemo_dcr.ids import NO_CANDIDATE, CandidateId, OwnerId, Version
 from nemo_dcr.protocol.tags import TrackerKind, TrackerTag
 from nemo_dcr.runtime.addresses import Address, new_incarnation, publish_address
@@ -103,7 +103,7 @@ class Owner:
             group: the trainer ranks, by default all; owners talk over process groups of their own.
             committed: which committed candidate the weights are, as `Owner.committed` told it before a restart. Empty:
                 they are the run's first. None: they are no committed version, and the next refit sends everything.
-            inputs: what residual conversions of this rank read.
+            inputs: what residual conversions of this rank read, each under the name of its parameter.
             conversions: residual conversions of this rank.
             restore: sets model and optimizer back to the last committed version when a candidate is given up; it runs
                 on the owner's thread. By default the served values are written into the parameters.
@@ -142,6 +142,7 @@ class Owner:
             rank = OwnerId(ranks.calls.rank)
             name, clock = f"owner-{rank}", LamportClock()
             incarnation = new_incarnation(place / "addresses", name)
+            prefix = f"{run}-{ranks.agree(incarnation)}"  # the last call of all ranks: what fails now fails alone
             payloads = open_transport(transport or (place / "store").resolve().as_uri(), run=run)
             opened.callback(payloads.close)
             trace = place / "traces" / f"{name}-{incarnation}.ndjson"
@@ -165,7 +166,7 @@ class Owner:
             )
             service = OwnerService(node, clock, listen, security)
             opened.callback(service.close)
-            owner = cls(weights, node, service, f"{run}-{ranks.agree(incarnation)}")
+            owner = cls(weights, node, service, prefix)
             service.start()
             opened.callback(weights.stopping.set)
             key = security.keys.public if security.keys is not None else ""
@@ -278,8 +279,8 @@ class Owner:
     def _require_alive(self) -> None:
         if self._service.stopping.is_set():
             raise EndpointLost(f"owner of {self._candidate!r}", "it ended; close it to see why")
-        if self._coordinator is not None and self._coordinator.problem is not None:
-            problem = self._coordinator.problem
+        problem = None if self._coordinator is None else self._coordinator.problem
+        if problem is not None and not isinstance(problem, Conflict):  # a coordinator that replaced it carries on
             raise EndpointLost("coordinator", f"{type(problem).__name__}: {problem}") from problem
 
 

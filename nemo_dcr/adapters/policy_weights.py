@@ -11,7 +11,8 @@ Paper: Section 5; Figure A.2   Spec: DropCandidate   Conditions: SC1, SC2, SC3
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import msgspec
 from torch import nn
@@ -22,7 +23,7 @@ from nemo_dcr.adapters.trainer_group import TrainerGroup
 from nemo_dcr.bits import equal_words
 from nemo_dcr.canonical import TensorMeta
 from nemo_dcr.config import CodecConfig
-from nemo_dcr.errors import ConditionViolated, InvalidConfig
+from nemo_dcr.errors import ConditionViolated, EndpointLost, InvalidConfig, NemoDcrError
 from nemo_dcr.ids import CandidateId, OwnerId
 from nemo_dcr.source.baseline import BaselineState
 from nemo_dcr.source.delta import DeltaOwner
@@ -65,8 +66,9 @@ class PolicyWeights:
         self._drops = 0
         mine = sorted({tensor.name for task in conversions for tensor in task.outputs})
         converted = {name for data in ranks.calls.gather(msgspec.msgpack.encode(mine)) for name in _NAMES.decode(data)}
-        maps = checkpoint_maps(model, [tensor for tensor in table if tensor.name not in converted])
-        self._tasks = module_tasks(model, maps)
+        with _together(ranks):
+            maps = checkpoint_maps(model, [tensor for tensor in table if tensor.name not in converted])
+            self._tasks = module_tasks(model, maps, converted={watched.name for watched in inputs})
         self._inputs = tuple(inputs)
         rank = OwnerId(ranks.calls.rank)
         self.plan = agree_plan(ranks.calls, self._tasks, inputs, conversions, expected=table)
@@ -125,3 +127,19 @@ class PolicyWeights:
             if task.key in words and not equal_words(task.words(), words[task.key]):
                 raise ConditionViolated("SC3", task.key, "what was restored is not the committed version")
         return self.committed
+
+
+@contextmanager
+def _together(ranks: TrainerGroup) -> Iterator[None]:
+    """Raise on every rank what one of them raises inside, so that none waits for it.
+
+    Raises: EndpointLost naming the other rank and its problem.
+    """
+    try:
+        yield
+    except NemoDcrError as problem:
+        ranks.calls.gather(f"{type(problem).__name__}: {problem}".encode())
+        raise
+    for rank, told in enumerate(ranks.calls.gather(b"")):
+        if told:
+            raise EndpointLost(f"trainer rank {rank}", f"its model was refused: {told.decode()}")

@@ -11,7 +11,7 @@ Paper: Section 5 (fixed shard geometry, stored values)   Conditions: SC1, SC5
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
@@ -28,12 +28,15 @@ COMPILED = "_orig_mod"
 """Where torch.compile keeps the module that it wraps, also inside of another one."""
 
 
-def module_tasks(module: nn.Module, maps: Mapping[str, IndexMap]) -> list[AffineTask]:
+def module_tasks(
+    module: nn.Module, maps: Mapping[str, IndexMap], *, converted: Collection[str] = ()
+) -> list[AffineTask]:
     """The tasks of this rank's parameters and persistent buffers; empty shards have none.
 
     Args:
         module: as it is trained: wrapped by DDP or torch.compile, sharded by FSDP2, tensor parallel, or plain.
         maps: of whole parameters and buffers by their names in the bare module.
+        converted: names of parameters that residual conversions read; they need no map.
 
     Raises: UnsupportedMapping (SC1) for a trained parameter without a map, or a map without a parameter; (SC5) for
     placements that are no boxes, shapes that differ, and an element with two sources.
@@ -43,7 +46,7 @@ def module_tasks(module: nn.Module, maps: Mapping[str, IndexMap]) -> list[Affine
     if missing:
         raise UnsupportedMapping(missing[0], "SC1", "the module has no parameter or persistent buffer of this name")
     seen: dict[int, str] = {}
-    mapped = {id(getters[name]()) for name in maps}
+    mapped = {id(getters[name]()) for name in (*maps, *(name for name in converted if name in getters))}
     tasks: list[AffineTask] = []
     for name, get in getters.items():
         value = get()

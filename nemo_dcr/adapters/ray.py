@@ -171,17 +171,17 @@ class RayRun:
         payloads = transport or (place / "store").as_uri()
         self._shared = {"directory": str(place), "transport": payloads, "run": run}
         self._receivers: dict[str, list[Any]] = {}
-        actor = ray.remote(TrainerActor)
-        self._owners = [actor.options(**trainer.options).remote(rank, trainer.ranks) for rank in range(trainer.ranks)]
-        meeting = ray.get(self._owners[0].meet.remote())
-        arguments = {**self._shared, **trainer.owner}
-        ray.get([owner.begin.remote(meeting, trainer, arguments) for owner in self._owners])
-        for instance in engines:
+        for instance in engines:  # they come up while the trainer does
             self.place_engine(instance)
         record = record or f"sqlite:///{place / 'record.sqlite'}"
         self._coordinator = ray.remote(CoordinatorActor).remote(
             *(str(place), record, payloads, run), trainer.ranks, len(engines), refit or RefitConfig()
         )
+        actor = ray.remote(TrainerActor)
+        self._owners = [actor.options(**trainer.options).remote(rank, trainer.ranks) for rank in range(trainer.ranks)]
+        meeting = ray.get(self._owners[0].meet.remote())
+        arguments = {**self._shared, **trainer.owner}
+        ray.get([owner.begin.remote(meeting, trainer, arguments) for owner in self._owners])
 
     def place_engine(self, instance: str) -> None:
         """Start the actors of an engine, in the place of earlier ones of this name, which are killed."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -190,7 +190,7 @@ class OwnGroupExchange(GroupExchange):
     Ranks outside of it need not take part, its name is never that of an earlier group, and it ends with the object.
     """
 
-    def __init__(self, store: dist.Store, rank: int, world: int, prefix: str, timeout: timedelta) -> None:
+    def __init__(self, store: KeyStore, rank: int, world: int, prefix: str, timeout: timedelta) -> None:
         """All ranks 0 .. world-1 of the group together.
 
         Args:
@@ -204,8 +204,8 @@ class OwnGroupExchange(GroupExchange):
         """
         super().__init__(store, prefix=prefix)
         try:
-            own = dist.PrefixStore(f"{prefix}/gloo", store)  # type: ignore[attr-defined]
-            self._own = dist.ProcessGroupGloo(own, rank, world, timeout)  # type: ignore[attr-defined]
+            own = dist.PrefixStore(f"{prefix}/gloo", store)  # type: ignore[attr-defined, arg-type]
+            self._own: Any = dist.ProcessGroupGloo(own, rank, world, timeout)
         except RuntimeError as error:
             raise EndpointLost("trainer ranks", str(error)) from error
 

@@ -1,4 +1,4 @@
-"""Several trainer ranks for tests: in threads of one process, or in spawned processes over gloo.
+"""Several trainer ranks for tests: in threads of one process, or in processes of their own over gloo.
 
 `ThreadExchange` keeps the contract of `nemo_dcr.source.exchange` without a process group, so that many small cases with
 several ranks run in one process. `run_in_processes` starts real ranks that meet in a file and use torch.distributed.
@@ -8,6 +8,7 @@ Paper: Section 5 (owners)
 
 from __future__ import annotations
 
+import multiprocessing
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
@@ -17,7 +18,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch.multiprocessing.spawn import spawn
+from torch.multiprocessing.spawn import start_processes
 
 from nemo_dcr.errors import AttemptFailed, EndpointLost
 from nemo_dcr.source.exchange import GO, STOP, never
@@ -25,6 +26,8 @@ from nemo_dcr.source.exchange import GO, STOP, never
 T = TypeVar("T")
 WAIT_S = 30.0
 _POLL_S = 0.01
+PRELOADED = (__name__, "torch.distributed.fsdp", "torch.distributed.tensor.parallel", "transformers.modeling_utils")
+"""What the server of the processes imports; it leaves out what is not installed."""
 
 
 class Hall:
@@ -101,13 +104,14 @@ def run_in_threads(world: int, work: Callable[[ThreadExchange], T]) -> list[T]:
 
 
 def run_in_processes(world: int, work: Callable[..., None], *args: Any) -> None:
-    """Run `work(store, rank, world, *args)` in `world` spawned processes with gloo as the default process group.
+    """Run `work(store, rank, world, *args)` in `world` fresh processes with gloo as the default process group.
 
     `work` and `args` are importable and picklable. Raises: torch's ProcessRaisedException with the rank's traceback.
     """
+    multiprocessing.set_forkserver_preload(list(PRELOADED))
     with tempfile.TemporaryDirectory() as directory:
         arguments = (str(Path(directory) / "store"), world, work, args)
-        spawn(_enter, args=arguments, nprocs=world)  # type: ignore[no-untyped-call]
+        start_processes(_enter, args=arguments, nprocs=world, start_method="forkserver")  # type: ignore[no-untyped-call]
 
 
 def _enter(rank: int, path: str, world: int, work: Callable[..., None], args: tuple[Any, ...]) -> None:

@@ -66,6 +66,21 @@ def test_four_transitions_end_without_a_mismatched_bit(run: tuple[Path, dict, st
     assert {"refit", "construct", "encode", "publish", "apply", "check"} <= set(report["transitions"][0]["seconds"])
 
 
+def test_stats_shows_what_the_report_counted_also_after_a_retry(run: tuple[Path, dict, str]) -> None:
+    directory, report, _ = run
+    done = subprocess.run([COMMAND[0], "stats", str(directory), "--json"], capture_output=True, text=True, check=True)
+    stats = json.loads(done.stdout)
+    rows = report["transitions"]
+    assert [(each["version"], each["changed_elements"], each["source_elements"]) for each in stats["versions"]] == [
+        (row["version"], row["changed_elements"], row["total_elements"]) for row in rows
+    ]
+    kinds = [sum(kind["changed"] for kind in each["kinds"].values()) for each in stats["versions"]]
+    assert kinds == [row["changed_destinations"] for row in rows]
+    assert sum(stats["elements"].values()) == rows[0]["canonical_elements"]
+    assert len(stats["elements"]) == 11
+    assert all(each["missing_owners"] == [] for each in stats["versions"])
+
+
 def test_one_transition_runs_with_the_asynchronous_gate(run: tuple[Path, dict, str]) -> None:
     assert [row["gate"] for row in run[1]["transitions"]].count("async") == 1
 

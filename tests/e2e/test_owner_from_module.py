@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
+from nemo_dcr.adapters.coordinator_thread import CoordinatorThread
 from nemo_dcr.adapters.owner import Owner
 from nemo_dcr.adapters.receiver import Receiver
 from nemo_dcr.canonical import TensorMeta
@@ -20,12 +23,14 @@ from nemo_dcr.checkpoint.digests import content_digest, tensor_digest
 from nemo_dcr.checkpoint.directory import open_checkpoint
 from nemo_dcr.cli.stats import run_rates
 from nemo_dcr.config import CodecConfig
-from nemo_dcr.errors import ConditionViolated, InvalidConfig, OperatorNeeded, UnsupportedMapping
+from nemo_dcr.errors import ConditionViolated, Conflict, EndpointLost, InvalidConfig, OperatorNeeded, UnsupportedMapping
 from nemo_dcr.ids import Version
+from nemo_dcr.runtime import coordinator_node
 from nemo_dcr.runtime.change_log import read_changes
 from nemo_dcr.source.dtensor import dtensor_map
 from nemo_dcr.source.tasks import Part, ResidualInput, ResidualTask, tensor_reader
 from nemo_dcr.testing.ranks import run_in_processes
+from nemo_dcr.transport.object_store import FileObjectStore
 from tests.e2e.module_refits import (
     REFIT,
     WAIT_S,
@@ -44,6 +49,7 @@ from tests.e2e.module_refits import (
 from tests.unit.adapters.test_huggingface_maps import small
 from tests.unit.adapters.test_pytorch_module import TABLE, Policy, wrapped
 
+Work = Callable[[Any, int, int, Path], None]
 SMALL = CodecConfig(chunk_target_bytes=256, bucket_target_bytes=600)
 
 
@@ -81,21 +87,6 @@ def refits(model: nn.Module, directory: Path, rank: int, world: int) -> None:
             dist.barrier()
 
 
-def trainer_rank(store: Any, rank: int, world: int, kinds: tuple[str, ...], directory: Path) -> None:
-    for kind in kinds:
-        refits(wrapped(kind, policy(), world), shared(directory, kind), rank, world)
-
-
-@pytest.mark.slow
-def test_two_ranks_refit_an_engine_to_the_bits_of_the_full_tensors(tmp_path: Path) -> None:
-    run_in_processes(2, trainer_rank, ("fsdp2", "ddp", "tensor parallel"), tmp_path)
-
-
-@pytest.mark.slow
-def test_four_ranks_refit_an_engine_to_the_bits_of_the_full_tensors(tmp_path: Path) -> None:
-    run_in_processes(4, trainer_rank, ("fsdp2", "hsdp", "tensor parallel under fsdp2"), tmp_path)
-
-
 @pytest.mark.slow
 def test_one_process_refits_an_engine_to_the_bits_of_its_parameters(tmp_path: Path) -> None:
     refits(policy(), tmp_path, 0, 1)
@@ -114,8 +105,8 @@ class Tied(nn.Module):
         self.head.weight = self.embed.weight
 
 
-def experts_and_replicas(store: Any, rank: int, world: int, directory: Path) -> None:
-    """A transformers model whose experts are fused, under FSDP2; then what a difference of replicas says."""
+def stacked_experts(store: Any, rank: int, world: int, directory: Path) -> None:
+    """A transformers model whose experts are fused, under FSDP2, with real gradients."""
     model = small("qwen3_moe", num_experts=3, num_hidden_layers=1, tie_word_embeddings=True).float()
     expert = "model.layers.0.mlp.experts"
     table = [
@@ -169,6 +160,16 @@ def replicas_differ(store: Any, rank: int, world: int, directory: Path) -> None:
             owner_of(model, shared(directory, "again"), coordinate=False)
 
 
+def refused(store: Any, rank: int, world: int, directory: Path) -> None:
+    """What one rank cannot do ends all of them, with its reason."""
+    model = policy()
+    if rank == 1:
+        model.extra = nn.Linear(2, 2)
+    error = UnsupportedMapping if rank == 1 else EndpointLost
+    with pytest.raises(error, match=r"extra\.bias.*it is trained"):
+        owner_of(model, directory)
+
+
 def dropped(store: Any, rank: int, world: int, directory: Path) -> None:
     """The engine stands still; the candidate is given up and all replicas are the committed version again."""
     model = wrapped("ddp", policy(), world)
@@ -205,22 +206,30 @@ def dropped(store: Any, rank: int, world: int, directory: Path) -> None:
 
 
 def ties(store: Any, rank: int, world: int, directory: Path) -> None:
-    """A tied weight that the checkpoint lists twice: parts of both ranks meet at the owner of each name."""
+    """A tied weight that the checkpoint lists twice: parts of all ranks meet at the owner of each name.
+
+    A gap that one rank leaves is found there, and the attempt fails; the next one has no gap.
+    """
     model = Tied()
     fully_shard(model)
     table = [TensorMeta(name, (6, 4), "F32") for name in ("embed.weight", "head.weight")]
-    held = model.embed.weight
+    held, gaps = model.embed.weight, list[int]()
     saved = held.to_local().detach().clone()
-    boxes = [dtensor_map(tensor, held) for tensor in table]
-    read = tensor_reader(lambda: held.to_local(), boxes[0].label)
-    watched = ResidualInput(name="embed", shard=boxes[0].label, dtype="F32", count=boxes[0].domain, read=read)
+    boxes = {tensor: dtensor_map(tensor, held) for tensor in table}
+    box = boxes[table[0]]
+    read = tensor_reader(lambda: held.to_local(), box.label)
+
+    def convert(tensor: TensorMeta) -> list[Part]:
+        return [] if gaps and gaps.pop() else [Part(boxes[tensor], read().copy())]
+
+    watched = ResidualInput(name="embed.weight", shard=box.label, dtype="F32", count=box.domain, read=read)
     task = ResidualTask(
         name="tie",
-        shard=boxes[0].label,
+        shard=box.label,
         outputs=tuple(table),
-        depends=("embed",),
+        depends=("embed.weight",),
         nbytes=watched.nbytes,
-        convert=lambda tensor: [Part(boxes[table.index(tensor)], read().copy())],
+        convert=convert,
     )
     engine = Engine(table, 2)
     more: dict[str, Any] = {"inputs": [watched], "conversions": [task]}
@@ -228,28 +237,52 @@ def ties(store: Any, rank: int, world: int, directory: Path) -> None:
         owner_of(model, directory, table, **more)
     more["restore"] = lambda: held.to_local().detach().copy_(saved)
     with serving(engine, directory, rank), owner_of(model, directory, table, **more) as owner:
+        gaps += [1, 1] if rank == 1 else []
         with torch.no_grad():
             held.to_local()[:1, :1] += rank + 1
         assert owner.refit(timeout_s=WAIT_S) == Version(1)
-        assert emitted(owner, world) == 2 * world
+        assert emitted(owner, world) == 2 * min(world, 3)  # of four ranks the last one holds no row
         whole = held.full_tensor().detach()
         assert rank != 0 or engine.stored == engine.dense({tensor.name: whole for tensor in table})
         dist.barrier()
+        assert "FailOwner" in actions(directory, "owner")
 
 
-WORKS = (experts_and_replicas, replicas_differ, dropped, ties)
+def halves(store: Any, rank: int, world: int, directory: Path) -> None:
+    """Two trainers in one job, each with a run of its own."""
+    groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    half, place = rank // 2, shared(directory, f"half {rank // 2}")
+    model, engine = policy(), Engine(TABLE, 1)
+    with pytest.raises(InvalidConfig, match="not in it"):
+        owner_of(model, place, group=groups[1 - half])
+    with serving(engine, place, rank % 2), owner_of(model, place, group=groups[half]) as owner:
+        with torch.no_grad():
+            model.norm.bias[half] += 1
+        assert owner.refit(timeout_s=WAIT_S) == Version(1)
+        assert rank % 2 or engine.stored == engine.dense(full_tensors(model, TABLE))
+        dist.barrier()
 
 
-def two_ranks(store: Any, rank: int, world: int, directory: Path) -> None:
-    """One after the other in one pair of processes, because starting them costs most."""
-    for work in WORKS:
-        work(store, rank, world, shared(directory, work.__name__))
+def trainer_rank(store: Any, rank: int, world: int, kinds: Sequence[str], works: Sequence[Work], place: Path) -> None:
+    """One after the other in one set of processes, because starting them costs most."""
+    for kind in kinds:
+        refits(wrapped(kind, policy(), world), shared(place, kind), rank, world)
+    for work in works:
+        work(store, rank, world, shared(place, work.__name__))
         dist.barrier()
 
 
 @pytest.mark.slow
-def test_experts_differing_replicas_dropped_candidates_and_ties_on_two_ranks(tmp_path: Path) -> None:
-    run_in_processes(2, two_ranks, tmp_path)
+def test_two_ranks_of_every_kind_refit_an_engine_to_the_bits_of_the_full_tensors(tmp_path: Path) -> None:
+    """Also stacked experts of transformers, a residual conversion, replicas that differ, a candidate given up."""
+    kinds = ("fsdp2", "ddp", "tensor parallel")
+    run_in_processes(2, trainer_rank, kinds, (ties, stacked_experts, replicas_differ, refused, dropped), tmp_path)
+
+
+@pytest.mark.slow
+def test_four_ranks_of_every_kind_refit_an_engine_to_the_bits_of_the_full_tensors(tmp_path: Path) -> None:
+    """Also a residual conversion with uneven and empty shards, and two trainers in one job."""
+    run_in_processes(4, trainer_rank, ("fsdp2", "hsdp", "tensor parallel under fsdp2"), (ties, halves), tmp_path)
 
 
 # ------------------------------------------------------------------------------------------------------ one process
@@ -319,3 +352,36 @@ def test_a_model_that_does_not_make_the_checkpoint_is_refused_and_nothing_stays_
     with pytest.raises(InvalidConfig, match="not a directory"):
         owner_of(policy(), tmp_path, tmp_path / "absent")
     assert {thread.name for thread in threading.enumerate()} == threads
+
+
+@pytest.mark.slow
+def test_another_coordinator_may_take_over_and_a_wait_that_lasts_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coordinator_node, "WAIT_TOLD_S", 0.1)
+    model, engine = policy(), Engine(TABLE, 1)
+    with owner_of(model, tmp_path) as owner, ExitStack() as opened:
+        until(lambda: "waits: 0 of 1 engine instances answer" in caplog.text)
+        opened.enter_context(Receiver(engine.models[0], directory=tmp_path))
+        for version in (1, 2):
+            model.norm.bias.data[version] += 1
+            assert owner.refit(timeout_s=WAIT_S) == Version(version)
+            assert engine.stored == engine.dense(full_tensors(model, TABLE))
+            if version == 1:
+                payloads = opened.enter_context(closing(FileObjectStore(tmp_path / "store", run="run")))
+                url = f"sqlite:///{tmp_path / 'record.sqlite'}"
+                second = CoordinatorThread(tmp_path, url, payloads, owners=1, instances=1, refit=REFIT)
+                opened.callback(second.close)
+                until(lambda: isinstance(owner._coordinator and owner._coordinator.problem, Conflict))
+
+
+@pytest.mark.slow
+def test_a_coordinator_that_failed_ends_the_wait_with_its_fault(tmp_path: Path) -> None:
+    model, engine = policy(), Engine(TABLE, 1)
+    with Receiver(engine.models[0], directory=tmp_path), owner_of(model, tmp_path) as owner:
+        owner.refit(timeout_s=WAIT_S)
+        for file in (tmp_path / "addresses").glob("engine-*.json"):
+            file.write_text("no JSON")
+        owner.freeze()
+        with pytest.raises(EndpointLost, match=r"coordinator is lost: OperatorNeeded: .*is not an address file"):
+            owner.wait(WAIT_S)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,10 +11,13 @@ import pytest
 from nemo_dcr.config import RefitConfig
 from nemo_dcr.errors import InvalidConfig
 from nemo_dcr.ids import Version
+from tests.e2e.module_refits import until
 from tests.ray import plans
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 REFIT = RefitConfig(heartbeat_s=0.05, lost_after_s=5.0)
+WAIT_S = 120.0
+"""Each actor is a process that imports torch, and all of them do at once."""
 
 
 @pytest.fixture(scope="module")
@@ -41,31 +43,26 @@ def test_actors_refit_and_a_killed_engine_is_placed_anew(cluster: None, tmp_path
     engines = {"wide": EnginePlan(make=plans.engine, ranks=2), "whole": EnginePlan(make=plans.engine)}
     with RayRun(tmp_path, trainer, engines, refit=REFIT) as run:
 
-        def require_equal() -> None:
+        def differing() -> list[str]:
             full = run.on_trainers(plans.served)[0]
-            for instance, plan in engines.items():
-                wanted = [plans.dense(full, rank, plan.ranks) for rank in range(plan.ranks)]
-                assert run.on_engine(instance, plans.held) == wanted, instance
+            dense = {
+                name: [plans.dense(full, rank, plan.ranks) for rank in range(plan.ranks)]
+                for name, plan in engines.items()
+            }
+            return [name for name in engines if run.on_engine(name, plans.held) != dense[name]]
 
         for version in (1, 2):
             run.on_trainers(plans.train)
-            assert run.refit(60.0) == Version(version)
-            require_equal()
+            assert run.refit(WAIT_S) == Version(version)
+            assert differing() == []
         run.kill_engine("whole")
         run.on_trainers(plans.train)
-        assert run.refit(60.0) == Version(3)
+        assert run.refit(WAIT_S) == Version(3)
         run.place_engine("whole")
-        deadline = time.monotonic() + 60.0
-        while True:  # it is restored once the coordinator knows it
-            try:
-                require_equal()
-                break
-            except AssertionError:
-                assert time.monotonic() < deadline
-                time.sleep(0.2)
+        until(lambda: differing() == [])  # it is restored once the coordinator knows it
         run.on_trainers(plans.train)
-        assert run.refit(60.0) == Version(4)
-        require_equal()
+        assert run.refit(WAIT_S) == Version(4)
+        assert differing() == []
 
 
 def test_a_run_without_an_engine_is_refused(tmp_path: Path) -> None:

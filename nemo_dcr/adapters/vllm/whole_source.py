@@ -50,6 +50,8 @@ from nemo_dcr.protocol.tags import TrackerKind, TrackerTag
 from nemo_dcr.protocol.transition_state import CoordinatorConfig
 from nemo_dcr.receiver.paths import unite_tables
 from nemo_dcr.runtime.addresses import Address, new_incarnation
+from nemo_dcr.runtime.change_log import DIRECTORY as CHANGES
+from nemo_dcr.runtime.change_log import ChangeLog, Holding
 from nemo_dcr.runtime.coordinator import Coordinator
 from nemo_dcr.runtime.methods import PREWARM, Prewarm
 from nemo_dcr.runtime.owner_node import OwnerNode
@@ -259,6 +261,7 @@ class WholeTrainer:
         """End the owner and the drivers; engines go on with what they serve."""
         self.endpoints.close()
         self._owner.close()
+        self._changes.close()
         for tracer in self._tracers:
             tracer.close()
 
@@ -273,6 +276,10 @@ class WholeTrainer:
         delta = DeltaOwner(OWNER, plan.owned_affine(OWNER, tasks), config=codec)
         delta.capture(Version(0))
         name, incarnation = "owner-0", new_incarnation(self.directory / "addresses", "owner-0")
+        self._changes = ChangeLog(
+            self.directory / CHANGES,
+            Holding(OWNER, incarnation, delta.source_elements, delta.elements_by_tensor()),
+        )
         node = OwnerNode(
             delta=delta,
             incarnation=incarnation,
@@ -283,6 +290,7 @@ class WholeTrainer:
             tracer=self._tracer(name, incarnation),
             codec=codec,
             baseline_digest=self.weights.digest,
+            changes=self._changes,
         )
         service = OwnerService(node, self._clock)
         service.start()

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch.distributed as dist
 
 from nemo_dcr.errors import AttemptFailed, EndpointLost
-from nemo_dcr.source.exchange import GroupExchange, LoneExchange
+from nemo_dcr.source.exchange import GroupExchange, LoneExchange, OwnGroupExchange
 from nemo_dcr.testing.ranks import Hall, ThreadExchange, run_in_threads
 
 
@@ -86,3 +89,43 @@ def test_a_store_that_fails_is_a_lost_endpoint() -> None:
     for call in ("meet", "give_up"):
         with pytest.raises(EndpointLost, match="connection reset"):
             getattr(_FixedWorld(Broken()), call)("k")
+
+
+def test_own_groups_exchange_without_torch_knowing_them_and_end_with_their_objects(tmp_path: Path) -> None:
+    """Also again under a name of its own, over the same store, and beside each other."""
+
+    def work(rank: int) -> list[list[bytes]]:
+        store = dist.FileStore(str(tmp_path / "store"), 2)
+        found = []
+        for number in range(2):
+            pair = [OwnGroupExchange(store, rank, 2, f"{number}/{use}", timedelta(seconds=30)) for use in "ab"]
+            assert [(each.rank, each.world) for each in pair] == [(rank, 2)] * 2
+            found += [each.gather(b"%d" % (rank + number)) for each in pair]
+            pair[0].meet("m")
+            found.append(pair[1].scatter([b"", b"%d" % rank]))
+            del pair
+        return found
+
+    with ThreadPoolExecutor(2) as pool:
+        results = list(pool.map(work, range(2)))
+    assert not dist.is_initialized()
+    for rank, found in enumerate(results):
+        mail = [b"", b""] if rank == 0 else [b"0", b"1"]
+        assert found == [[b"0", b"1"], [b"0", b"1"], mail, [b"1", b"2"], [b"1", b"2"], mail]
+
+
+def test_a_rank_that_does_not_come_or_not_answer_is_lost(tmp_path: Path) -> None:
+    def store() -> dist.FileStore:
+        return dist.FileStore(str(tmp_path / "store"), 2)
+
+    with pytest.raises(EndpointLost, match="trainer ranks"):
+        OwnGroupExchange(store(), 0, 2, "alone", timedelta(seconds=1))
+
+    def join(rank: int) -> OwnGroupExchange:
+        return OwnGroupExchange(store(), rank, 2, "pair", timedelta(seconds=2))
+
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(join, range(2))
+    with pytest.raises(EndpointLost, match="trainer ranks"):
+        first.gather(b"x")
+    del second

@@ -151,3 +151,33 @@ def test_heads_and_sections_that_do_not_fit_are_refused() -> None:
         sections(IN_PROJ, SECTIONS, ranks=8)
     with pytest.raises(UnsupportedMapping, match="padding of 0 and -1"):
         padded_rows(EMBED, 12)
+
+
+@pytest.mark.parametrize("strided", [False, True])
+@pytest.mark.parametrize("case", CASES)
+def test_committed_words_are_written_back_bit_for_bit_also_into_a_strided_parameter(case: str, strided: bool) -> None:
+    tensors, index_map, build = CASES[case]
+    rng = np.random.default_rng(3)
+    old = build(weights(tensors, {t.name: random_words(rng, t.dtype, t.numel) for t in tensors}), 1, 2)
+    held = old.mT.contiguous().mT if strided else old.clone()
+    assert held.is_contiguous() != strided
+    tasks = parameter_tasks(index_map(1, 2), lambda: held)
+    committed = [task.words().copy() for task in tasks]
+    held.view(torch.int16).bitwise_xor_(1)
+    for task, words in zip(tasks, committed, strict=True):
+        assert task.write is not None
+        task.write(words)
+    assert [task.words().tobytes() for task in tasks] == [words.tobytes() for words in committed]
+    padding = 3 * HIDDEN if case == "padded rows" else 0
+    assert int((held.view(torch.int16) != old.view(torch.int16)).sum()) == padding
+
+
+def test_an_fp32_master_goes_back_to_the_values_that_were_served() -> None:
+    master = torch.randn((16, HIDDEN), dtype=torch.float32)
+    tasks = parameter_tasks(concatenated((GATE, UP)), lambda: master)
+    committed, served = [task.words().copy() for task in tasks], master.to(torch.bfloat16).float()
+    master.mul_(1.5)
+    for task, words in zip(tasks, committed, strict=True):
+        assert task.write is not None
+        task.write(words)
+    assert resident_words(master).tobytes() == resident_words(served).tobytes()
