@@ -1,0 +1,177 @@
+"""The run of all methods, from the command line.
+
+    python -m examples.grpo.run --methods dense,relay --steps 6 --kill 2 --restart 5
+    python -m examples.grpo.run --methods dense,store,relay --steps 50 --directory grpo-run
+    python -m examples.grpo.run --methods relay --steps 10 --asynchronous
+
+One method after the other, on the same two servers. What is finished stays in the directory, so a run that ended early
+goes on with the same command. It ends with exit code 1 when stored bits differ anywhere, or when synchronous runs are
+not the same token by token and reward by reward.
+Not handled: methods in parallel (two cores hold one).
+
+Paper: Section 8.3, Figures 9 and E.1
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import sys
+import tempfile
+import time
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from examples.grpo.asynchronous import run_steps_beside_rollouts
+from examples.grpo.curves import Runs, differences, weight_differences, write_curves, write_samples
+from examples.grpo.dense_digest import DenseDigests
+from examples.grpo.kills import KillPlan, every_five_steps, one_kill
+from examples.grpo.methods import RefitMethod, methods_named, open_method
+from examples.grpo.plot import draw, read_curves
+from examples.grpo.records import RunDirectory, Settings, StepRecord
+from examples.grpo.refits import Refits
+from examples.grpo.servers import GrpoFleet, Servers
+from examples.grpo.synchronous import StepLoop, run_steps
+from nemo_dcr.errors import InvalidConfig, NemoDcrError
+from nemo_dcr.testing.checkpoint import smollm2_checkpoint
+from nemo_dcr.trace import LamportClock
+
+INSTANCES = ("left", "right")
+SAMPLES, GROUP = 16, 4
+EXIT_DIFFERS, EXIT_FAILED = 1, 4
+
+
+def settings_of(
+    plan: KillPlan, *, seed: int, learning_rate: float, max_tokens: int, asynchronous: bool = False
+) -> Settings:
+    """The settings of a run. Raises: InvalidConfig for more tokens than the run is meant for."""
+    if not 1 <= max_tokens <= 32:
+        raise InvalidConfig("--max-tokens", f"must be 1 to 32, got {max_tokens}")
+    return Settings(
+        seed=seed,
+        learning_rate=learning_rate,
+        max_tokens=max_tokens,
+        samples=SAMPLES,
+        group=GROUP,
+        kills=plan.kills,
+        asynchronous=asynchronous,
+    )
+
+
+def run_method(
+    method: RefitMethod,
+    settings: Settings,
+    steps: int,
+    directory: Path,
+    model: Path,
+    servers: Servers,
+    known: dict[str, str],
+) -> tuple[StepRecord, ...]:
+    """Finish the steps of one method; returns all of its records. Raises: NemoDcrError when it cannot go on."""
+    records = RunDirectory(directory / (f"{method.name}-async" if settings.asynchronous else method.name), settings)
+    known.update({record.trainer_digest: next(iter(record.server_digests.values())) for record in records.records()})
+    if len(records.records()) < steps:
+        with tempfile.TemporaryDirectory(prefix=f"life-{method.name}-", dir=directory) as life, ExitStack() as stack:
+            job, store = stack.enter_context(
+                open_method(
+                    *(method, Path(life), model),
+                    learning_rate=settings.learning_rate,
+                    seed=settings.seed,
+                )
+            )
+            clock = LamportClock()
+            fleet = stack.enter_context(closing(GrpoFleet(job, clock, servers, store.secrets)))
+            refits = stack.enter_context(closing(Refits(job, fleet, clock, store)))
+            dense = stack.enter_context(closing(DenseDigests(Path(life) / "dense.log")))
+            refits.start()
+            loop = StepLoop(settings, fleet, refits, dense, known, Path(life), sends_all=method.dense)
+            if settings.asynchronous:
+                run_steps_beside_rollouts(loop, records, steps, lambda record: tell(method, record))
+            else:
+                run_steps(loop, records, KillPlan(settings.kills), steps, lambda record: tell(method, record))
+    return records.records()
+
+
+def tell(method: RefitMethod, record: StepRecord) -> None:
+    """One line for a finished step."""
+    events = [f"killed {record.killed}"] * bool(record.killed) + [f"restored {record.restarted}"] * bool(
+        record.restarted
+    )
+    print(
+        f"{method.name:>6} {record.step:>3}  reward {record.mean_reward:.3f}  kl {record.divergence:.2e}  "
+        f"changed {record.change_rate:.3%}  refit {record.refit_s:.2f} s  {'+'.join(record.modes)}  "
+        f"{', '.join(events)}",
+        flush=True,
+    )
+
+
+def report(runs: Runs, directory: Path, *, asynchronous: bool = False) -> bool:
+    """Write tables and picture, say what differs; true when nothing does that must not."""
+    write_curves(runs, directory / "curves.csv")
+    write_samples(runs, directory / "samples.csv")
+    if importlib.util.find_spec("matplotlib") is not None:
+        draw(read_curves(directory / "curves.csv"), directory / "curves.png")
+    if asynchronous:
+        return True  # every step compared its own bits; two runs have other batches
+    found = [*weight_differences(runs), *differences(runs)]
+    for line in dict.fromkeys(found):
+        print(f"differs: {line}")
+    steps = min(len(records) for records in runs.values())
+    if not found:
+        print(f"{', '.join(runs)}: {steps} steps the same, token by token, reward by reward, bit by bit")
+    return not found
+
+
+def main(
+    methods: Annotated[str, typer.Option(help="Some of dense, store, s3, relay, with commas.")] = "dense,relay",
+    steps: Annotated[int, typer.Option(min=1)] = 6,
+    directory: Annotated[Path | None, typer.Option(help="Where records stay; a temporary one without it.")] = None,
+    kill: Annotated[int | None, typer.Option(help="Kill one server at this step; else every five steps.")] = None,
+    restart: Annotated[int | None, typer.Option(help="Restart it before this step.")] = None,
+    schedule: Annotated[int, typer.Option(help="Which servers die is drawn from this.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of problems and samples.")] = 0,
+    model: Annotated[Path | None, typer.Option(help="A BF16 checkpoint; SmolLM2-135M-Instruct without it.")] = None,
+    learning_rate: float = 2e-6,
+    max_tokens: int = 32,
+    asynchronous: Annotated[bool, typer.Option(help="Compute rollouts beside learning; nobody is killed.")] = False,
+) -> None:
+    """Train SmolLM2-135M by GRPO with each method, and compare the runs."""
+    if (kill is None) != (restart is None):
+        raise InvalidConfig("--kill", "give --restart as well, or neither")
+    if asynchronous:
+        plan = KillPlan()
+    elif kill is not None and restart is not None:
+        plan = one_kill(INSTANCES[0], kill=kill, restart=restart)
+    else:
+        plan = every_five_steps(steps, INSTANCES, schedule)
+    settings = settings_of(
+        plan, seed=seed, learning_rate=learning_rate, max_tokens=max_tokens, asynchronous=asynchronous
+    )
+    begin = time.monotonic()
+    root = (directory or Path(tempfile.mkdtemp(prefix="nemo-dcr-grpo-"))).resolve()
+    root.mkdir(parents=True, exist_ok=True)
+    try:
+        checkpoint = smollm2_checkpoint(root / "model") if model is None else model.resolve()
+        runs: dict[str, tuple[StepRecord, ...]] = {}
+        known: dict[str, str] = {}
+        with closing(Servers(checkpoint, root / "logs", {})) as servers:
+            for method in methods_named(methods):
+                runs[method.name] = run_method(method, settings, steps, root, checkpoint, servers, known)
+        same = report(runs, root, asynchronous=asynchronous)
+    finally:
+        if directory is None:
+            shutil.rmtree(root, ignore_errors=True)
+    print(f"took {time.monotonic() - begin:.0f} s")
+    if not same:
+        raise typer.Exit(EXIT_DIFFERS)
+
+
+if __name__ == "__main__":
+    try:
+        typer.run(main)
+    except NemoDcrError as problem:
+        print(f"grpo: {problem}", file=sys.stderr)
+        sys.exit(EXIT_FAILED)
