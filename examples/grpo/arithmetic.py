@@ -2,8 +2,8 @@
 
 Which problems a step asks is a pure function of (seed, step): the same in every run and for every method. A prompt
 shows three solved problems and leaves the last one open; a completion ends with its line. It is graded by its last
-whole number: 1 when that number is right, between 0.1 and 0.4 by how near it is, 0 without a number. Partial credit
-keeps rewards of one group apart, and so the gradient from vanishing.
+whole number: 1 when that number is right, between 0.1 and 0.4 by how near it is; without a number at most 0.05, by how
+short it is. Partial credit keeps rewards of one group apart, and so the gradient from vanishing.
 Not handled: fractions, words for numbers.
 
 Paper: Section 8 (verifiable rewards)
@@ -58,9 +58,10 @@ def _problem(key: str) -> Problem:
 
 def reward(problem: Problem, completion: str) -> float:
     """The reward of a completion, from 0 to 1."""
-    numbers = _NUMBER.findall(_first_line(completion))
+    line = _first_line(completion)
+    numbers = _NUMBER.findall(line)
     if not numbers:
-        return 0.0
+        return 0.05 / (1 + len(line))
     error = abs(int(numbers[-1][:_DIGITS_AT_MOST]) - problem.answer)
     return 1.0 if error == 0 else 0.1 + 0.6 / (1 + error)
 
