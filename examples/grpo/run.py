@@ -73,6 +73,8 @@ def run_method(
     """Finish the steps of one method; returns all of its records. Raises: NemoDcrError when it cannot go on."""
     records = RunDirectory(directory / (f"{method.name}-async" if settings.asynchronous else method.name), settings)
     known.update({record.trainer_digest: next(iter(record.server_digests.values())) for record in records.records()})
+    for left in directory.glob(f"life-{method.name}-*"):
+        shutil.rmtree(left)  # of a life that was killed
     if len(records.records()) < steps:
         with tempfile.TemporaryDirectory(prefix=f"life-{method.name}-", dir=directory) as life, ExitStack() as stack:
             job, store = stack.enter_context(
