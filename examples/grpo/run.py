@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -41,7 +42,7 @@ from nemo_dcr.trace import LamportClock
 
 INSTANCES = ("left", "right")
 SAMPLES, GROUP = 16, 4
-EXIT_DIFFERS, EXIT_FAILED = 1, 4
+EXIT_DIFFERS, EXIT_FAILED, EXIT_TERMINATED = 1, 4, 143
 
 
 def settings_of(
@@ -71,6 +72,7 @@ def run_method(
     known: dict[str, str],
 ) -> tuple[StepRecord, ...]:
     """Finish the steps of one method; returns all of its records. Raises: NemoDcrError when it cannot go on."""
+    begin = time.monotonic()
     records = RunDirectory(directory / (f"{method.name}-async" if settings.asynchronous else method.name), settings)
     known.update({record.trainer_digest: next(iter(record.server_digests.values())) for record in records.records()})
     for left in directory.glob(f"life-{method.name}-*"):
@@ -91,23 +93,27 @@ def run_method(
             refits.start()
             loop = StepLoop(settings, fleet, refits, dense, known, Path(life), sends_all=method.dense)
             if settings.asynchronous:
-                run_steps_beside_rollouts(loop, records, steps, lambda record: tell(method, record))
+                run_steps_beside_rollouts(loop, records, steps, lambda record: tell(method, record, begin))
             else:
-                run_steps(loop, records, KillPlan(settings.kills), steps, lambda record: tell(method, record))
+                run_steps(loop, records, KillPlan(settings.kills), steps, lambda record: tell(method, record, begin))
     return records.records()
 
 
-def tell(method: RefitMethod, record: StepRecord) -> None:
-    """One line for a finished step."""
-    events = [f"killed {record.killed}"] * bool(record.killed) + [f"restored {record.restarted}"] * bool(
-        record.restarted
-    )
-    print(
-        f"{method.name:>6} {record.step:>3}  reward {record.mean_reward:.3f}  kl {record.divergence:.2e}  "
-        f"changed {record.change_rate:.3%}  refit {record.refit_s:.2f} s  {'+'.join(record.modes)}  "
-        f"{', '.join(events)}",
-        flush=True,
-    )
+def tell(method: RefitMethod, record: StepRecord, begin: float) -> None:
+    """One line for a finished step; `begin` is when the method began."""
+    events = [f"killed {record.killed}"] * bool(record.killed)
+    events += [f"restored {record.restarted}"] * bool(record.restarted)
+    parts = [
+        f"{time.monotonic() - begin:5.0f} s",
+        f"{method.name:>6} {record.step:>3}",
+        f"reward {record.mean_reward:.3f}",
+        f"kl {record.divergence:.2e}",
+        f"changed {record.change_rate:.3%}",
+        f"refit {record.refit_s:.2f} s",
+        "+".join(record.modes),
+        *events,
+    ]
+    print("  ".join(parts), flush=True)
 
 
 def report(runs: Runs, directory: Path, *, asynchronous: bool = False) -> bool:
@@ -172,6 +178,7 @@ def main(
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))  # so that what was started is ended
     try:
         typer.run(main)
     except NemoDcrError as problem:
