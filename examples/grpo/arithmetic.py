@@ -1,7 +1,7 @@
 """Short arithmetic problems and their verifiable reward.
 
 Which problems a step asks is a pure function of (seed, step): the same in every run and for every method. A prompt
-shows three solved problems and leaves the last one open; a completion ends with its line. It is graded by its last
+shows one solved problem and leaves the next one open; a completion ends with its line. It is graded by its last
 whole number: 1 when that number is right, between 0.1 and 0.4 by how near it is; without a number at most 0.05, by how
 short it is. Partial credit keeps rewards of one group apart, and so the gradient from vanishing.
 Not handled: fractions, words for numbers.
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 END = "\n"
 """Ends a completion; one token."""
 _LARGEST = 40
-_SOLVED = "21 + 14 = 35\n30 - 12 = 18\n7 + 26 = 33\n"
+_SOLVED = "21 + 14 = 35\n"
 _NUMBER = re.compile(r"-?\d+")
 _DIGITS_AT_MOST = 12
 """A longer number is as wrong as one of this length."""

@@ -74,22 +74,14 @@ def differences(runs: Runs) -> list[str]:
     return found
 
 
-def weight_differences(runs: Runs) -> list[str]:
-    """Steps after which two methods hold different bits, or a server differs from the others."""
-    names = list(runs)
-    servers = [
-        f"{method} at step {record.step}: {sorted(record.server_digests)} differ"
+def server_differences(runs: Runs) -> list[str]:
+    """Steps after which two live servers of one run hold different bits."""
+    return [
+        f"{method} at step {record.step}: {sorted(record.server_digests)} hold different weights"
         for method, records in runs.items()
         for record in records
         if len(set(record.server_digests.values())) != 1
     ]
-    trainers = [
-        f"{names[0]} and {other} at step {left.step}: the trainers differ"
-        for other in names[1:]
-        for left, right in zip(runs[names[0]], runs[other], strict=False)
-        if left.trainer_digest != right.trainer_digest
-    ]
-    return servers + trainers
 
 
 def _step_differences(left: StepRecord, right: StepRecord) -> list[str]:

@@ -30,11 +30,15 @@ def server_digest(checksums: Mapping[str, str]) -> str:
 
 
 class DenseDigests:
-    """Asks the process, which is started when it is first needed."""
+    """Asks the process, which is started when it is first needed, or before."""
 
     def __init__(self, log: Path) -> None:
         self._log = log
         self._process: subprocess.Popen[str] | None = None
+
+    def start(self) -> None:
+        """Start the process beside what else starts; importing an engine takes long."""
+        self._started()
 
     def of(self, checkpoint: Path) -> str:
         """The digest of a server that loaded `checkpoint` densely.

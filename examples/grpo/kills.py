@@ -43,16 +43,16 @@ class KillPlan:
         return next((instance for kill, restart, instance in self.kills if kill < step < restart), None)
 
 
-def every_five_steps(steps: int, instances: Sequence[str], seed: int) -> KillPlan:
+def every_five_steps(steps: int, instances: Sequence[str], seed: str) -> KillPlan:
     """A kill at 5, 10, ...; which instance is drawn from `seed`. The last one may come back after the run."""
     draw = random.Random(seed)
     kills = [(step, step + EVERY, draw.choice(list(instances))) for step in range(EVERY, steps + 1, EVERY)]
     return KillPlan(tuple(kills))
 
 
-def one_kill(instance: str, *, kill: int, restart: int) -> KillPlan:
-    """The plan of a short run."""
-    return KillPlan(((kill, restart, instance),))
+def one_kill(instances: Sequence[str], *, kill: int, restart: int, seed: str) -> KillPlan:
+    """The plan of a short run, with an instance that is drawn from `seed`."""
+    return KillPlan(((kill, restart, random.Random(seed).choice(list(instances))),))
 
 
 def shares(samples: int, group: int, live: Sequence[str]) -> dict[str, tuple[int, ...]]:

@@ -27,7 +27,7 @@ from typing import Annotated
 import typer
 
 from examples.grpo.asynchronous import run_steps_beside_rollouts
-from examples.grpo.curves import Runs, differences, weight_differences, write_curves, write_samples
+from examples.grpo.curves import Runs, differences, server_differences, write_curves, write_samples
 from examples.grpo.dense_digest import DenseDigests
 from examples.grpo.kills import KillPlan, every_five_steps, one_kill
 from examples.grpo.methods import RefitMethod, methods_named, open_method
@@ -42,6 +42,8 @@ from nemo_dcr.trace import LamportClock
 
 INSTANCES = ("left", "right")
 SAMPLES, GROUP = 16, 4
+LONGEST = 1000
+"""Steps that a plan is drawn for, so that a run may be made longer."""
 EXIT_DIFFERS, EXIT_FAILED, EXIT_TERMINATED = 1, 4, 143
 
 
@@ -62,6 +64,13 @@ def settings_of(
     )
 
 
+def plan_of(schedule: str, kill: int | None, restart: int | None) -> KillPlan:
+    """One kill between these steps, or a kill every five steps; who dies is drawn from `schedule`."""
+    if kill is not None and restart is not None:
+        return one_kill(INSTANCES, kill=kill, restart=restart, seed=schedule)
+    return every_five_steps(LONGEST, INSTANCES, schedule)
+
+
 def run_method(
     method: RefitMethod,
     settings: Settings,
@@ -73,12 +82,12 @@ def run_method(
 ) -> tuple[StepRecord, ...]:
     """Finish the steps of one method; returns all of its records. Raises: NemoDcrError when it cannot go on."""
     begin = time.monotonic()
-    records = RunDirectory(directory / (f"{method.name}-async" if settings.asynchronous else method.name), settings)
+    records = RunDirectory(directory, settings)
     known.update({record.trainer_digest: next(iter(record.server_digests.values())) for record in records.records()})
-    for left in directory.glob(f"life-{method.name}-*"):
+    for left in directory.glob("life-*"):
         shutil.rmtree(left)  # of a life that was killed
     if len(records.records()) < steps:
-        with tempfile.TemporaryDirectory(prefix=f"life-{method.name}-", dir=directory) as life, ExitStack() as stack:
+        with tempfile.TemporaryDirectory(prefix="life-", dir=directory) as life, ExitStack() as stack:
             job, store = stack.enter_context(
                 open_method(
                     *(method, Path(life), model),
@@ -90,6 +99,8 @@ def run_method(
             fleet = stack.enter_context(closing(GrpoFleet(job, clock, servers, store.secrets)))
             refits = stack.enter_context(closing(Refits(job, fleet, clock, store)))
             dense = stack.enter_context(closing(DenseDigests(Path(life) / "dense.log")))
+            if len(known) < steps:
+                dense.start()
             refits.start()
             loop = StepLoop(settings, fleet, refits, dense, known, Path(life), sends_all=method.dense)
             if settings.asynchronous:
@@ -116,20 +127,24 @@ def tell(method: RefitMethod, record: StepRecord, begin: float) -> None:
     print("  ".join(parts), flush=True)
 
 
-def report(runs: Runs, directory: Path, *, asynchronous: bool = False) -> bool:
-    """Write tables and picture, say what differs; true when nothing does that must not."""
+def report(runs: Runs, directory: Path, *, same_plan: bool) -> bool:
+    """Write tables and picture, say what differs; true when nothing does that must not.
+
+    Runs of one kill plan must be the same; of others, and of asynchronous ones, only the servers' bits are compared.
+    """
     write_curves(runs, directory / "curves.csv")
     write_samples(runs, directory / "samples.csv")
     if importlib.util.find_spec("matplotlib") is not None:
         draw(read_curves(directory / "curves.csv"), directory / "curves.png")
-    if asynchronous:
-        return True  # every step compared its own bits; two runs have other batches
-    found = [*weight_differences(runs), *differences(runs)]
-    for line in dict.fromkeys(found):
+    found = [*server_differences(runs), *(differences(runs) if same_plan else ())]
+    for line in found:
         print(f"differs: {line}")
     steps = min(len(records) for records in runs.values())
     if not found:
-        print(f"{', '.join(runs)}: {steps} steps the same, token by token, reward by reward, bit by bit")
+        said = (
+            "the same, token by token, reward by reward, bit by bit" if same_plan else "with exact weights everywhere"
+        )
+        print(f"{', '.join(runs)}: {steps} steps {said}")
     return not found
 
 
@@ -144,20 +159,19 @@ def main(
     model: Annotated[Path | None, typer.Option(help="A BF16 checkpoint; SmolLM2-135M-Instruct without it.")] = None,
     learning_rate: float = 2e-6,
     max_tokens: int = 32,
+    independent: Annotated[bool, typer.Option(help="Draw a kill plan for each method; compare weights only.")] = False,
     asynchronous: Annotated[bool, typer.Option(help="Compute rollouts beside learning; nobody is killed.")] = False,
 ) -> None:
     """Train SmolLM2-135M by GRPO with each method, and compare the runs."""
     if (kill is None) != (restart is None):
         raise InvalidConfig("--kill", "give --restart as well, or neither")
-    if asynchronous:
-        plan = KillPlan()
-    elif kill is not None and restart is not None:
-        plan = one_kill(INSTANCES[0], kill=kill, restart=restart)
-    else:
-        plan = every_five_steps(steps, INSTANCES, schedule)
-    settings = settings_of(
-        plan, seed=seed, learning_rate=learning_rate, max_tokens=max_tokens, asynchronous=asynchronous
-    )
+    chosen = methods_named(methods)
+    plans = {
+        method.name: KillPlan()
+        if asynchronous
+        else plan_of(f"{schedule}/{method.name}" if independent else str(schedule), kill, restart)
+        for method in chosen
+    }
     begin = time.monotonic()
     root = (directory or Path(tempfile.mkdtemp(prefix="nemo-dcr-grpo-"))).resolve()
     root.mkdir(parents=True, exist_ok=True)
@@ -166,9 +180,17 @@ def main(
         runs: dict[str, tuple[StepRecord, ...]] = {}
         known: dict[str, str] = {}
         with closing(Servers(checkpoint, root / "logs", {})) as servers:
-            for method in methods_named(methods):
-                runs[method.name] = run_method(method, settings, steps, root, checkpoint, servers, known)
-        same = report(runs, root, asynchronous=asynchronous)
+            for method in chosen:
+                settings = settings_of(
+                    plans[method.name],
+                    seed=seed,
+                    learning_rate=learning_rate,
+                    max_tokens=max_tokens,
+                    asynchronous=asynchronous,
+                )
+                label = f"{method.name}-async" if asynchronous else method.name
+                runs[label] = run_method(method, settings, steps, root / label, checkpoint, servers, known)
+        same = report(runs, root, same_plan=not independent and not asynchronous)
     finally:
         if directory is None:
             shutil.rmtree(root, ignore_errors=True)

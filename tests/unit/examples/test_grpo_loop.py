@@ -13,7 +13,7 @@ from examples.grpo.refits import Refit
 from examples.grpo.synchronous import Learnt, run_steps
 from nemo_dcr.errors import ConditionViolated
 
-PLAN = one_kill("left", kill=2, restart=5)
+PLAN = one_kill(["left"], kill=2, restart=5, seed="0")
 SETTINGS = Settings(seed=0, learning_rate=1e-6, max_tokens=4, samples=2, group=2, kills=PLAN.kills)
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from examples.grpo.curves import CURVES, differences, weight_differences, write_curves, write_samples
+from examples.grpo.curves import CURVES, differences, server_differences, write_curves, write_samples
 from examples.grpo.methods import methods_named
 from examples.grpo.records import RunDirectory, Sample, Settings, StepRecord
 from nemo_dcr.errors import InvalidConfig
@@ -66,7 +66,7 @@ def test_the_divergence_of_a_step_weighs_every_token_the_same():
 
 def test_equal_runs_do_not_differ():
     runs = {"dense": [record(1), record(2)], "relay": [record(1), record(2, refit_s=9.0, modes=("dense",))]}
-    assert differences(runs) == weight_differences(runs) == []
+    assert differences(runs) == server_differences(runs) == []
 
 
 @pytest.mark.parametrize(
@@ -99,11 +99,9 @@ def test_every_difference_is_found_and_named_with_its_step(change, told):
     assert found.startswith("dense and relay at step 2: ")
 
 
-def test_bits_that_differ_between_servers_or_trainers_are_found():
+def test_servers_of_one_run_that_hold_different_bits_are_found():
     other = record(1, server_digests={"left": "s1", "right": "other"})
-    assert weight_differences({"relay": [other]}) == ["relay at step 1: ['left', 'right'] differ"]
-    runs = {"dense": [record(1)], "relay": [record(1, trainer_digest="x")]}
-    assert weight_differences(runs) == ["dense and relay at step 1: the trainers differ"]
+    assert server_differences({"relay": [other]}) == ["relay at step 1: ['left', 'right'] hold different weights"]
 
 
 def test_tables_hold_one_row_for_each_step_and_for_each_sample(tmp_path):
