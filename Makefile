@@ -82,7 +82,7 @@ wan-all: setup ## The same with ten timed refits of each case at three rates; ta
 
 grpo: setup-vllm ## A GRPO run with kills on two vLLM servers, methods compared: six steps, or STEPS=50 with all methods
 	$(BIN)/python -m examples.grpo.run $(if $(STEPS),--methods dense$(comma)store$(comma)relay --steps $(STEPS) \
-	  --directory $(or $(DIRECTORY),grpo-run),--steps 6 --kill 2 --restart 5) $(ARGS)
+	  --directory $(or $(DIRECTORY),grpo-run),--steps 6 --kill 2 --restart 5 --max-tokens 8) $(ARGS)
 
 spec: setup ## Model-check the specification: models, mutants, sanity claims (options: ARGS="--only NAME")
 	$(BIN)/python spec/tlc.py all $(ARGS)

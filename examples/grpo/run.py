@@ -158,7 +158,7 @@ def main(
     seed: Annotated[int, typer.Option(help="Of problems and samples.")] = 0,
     model: Annotated[Path | None, typer.Option(help="A BF16 checkpoint; SmolLM2-135M-Instruct without it.")] = None,
     learning_rate: float = 2e-6,
-    max_tokens: int = 32,
+    max_tokens: int = 16,
     independent: Annotated[bool, typer.Option(help="Draw a kill plan for each method; compare weights only.")] = False,
     asynchronous: Annotated[bool, typer.Option(help="Compute rollouts beside learning; nobody is killed.")] = False,
 ) -> None:
