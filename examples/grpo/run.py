@@ -190,7 +190,7 @@ def main(
                 )
                 label = f"{method.name}-async" if asynchronous else method.name
                 runs[label] = run_method(method, settings, steps, root / label, checkpoint, servers, known)
-        same = report(runs, root, same_plan=not independent and not asynchronous)
+        same = report(runs, root, same_plan=len(runs) > 1 and not independent and not asynchronous)
     finally:
         if directory is None:
             shutil.rmtree(root, ignore_errors=True)
