@@ -7,6 +7,7 @@ VLLM_STAMP := $(VENV)/.installed-vllm
 RAY_STAMP := $(VENV)/.installed-ray
 ARGS ?=
 WORKERS ?= 2
+comma := ,
 # The tests and the demo start processes of their own; one thread for each keeps them from fighting for the cores.
 export OMP_NUM_THREADS ?= 1
 # Packages are installed without compiled modules; the first process that imports one keeps it for all the others.
@@ -22,7 +23,7 @@ endef
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-vllm setup-ray demo chaos test test-fast servers ray loaders loaders-all engines engines-all
-.PHONY: wan wan-all
+.PHONY: wan wan-all grpo
 .PHONY: spec spec-tests spec-deep proof model model-deep check format clean
 
 help: ## List the targets
@@ -90,6 +91,10 @@ wan-all: setup ## The same with ten timed refits of each case at three rates; ta
 	$(BIN)/python -m pytest -q -m wan tests/wan
 	@$(call wan_run,--full)
 
+grpo: setup-vllm ## A GRPO run with kills on two vLLM servers, methods compared: six steps, or STEPS=50 with all methods
+	$(BIN)/python -m examples.grpo.run $(if $(STEPS),--methods dense$(comma)store$(comma)relay --steps $(STEPS) \
+	  --directory $(or $(DIRECTORY),grpo-run),--steps 6 --kill 2 --restart 5 --max-tokens 8) $(ARGS)
+
 spec: setup ## Model-check the specification: models, mutants, sanity claims (options: ARGS="--only NAME")
 	$(BIN)/python spec/tlc.py all $(ARGS)
 
@@ -119,5 +124,5 @@ format: setup ## Rewrite the files in the house format
 	$(BIN)/ruff check --fix .
 
 clean: ## Remove caches and build output, keep .venv
-	rm -rf build dist demo-run .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build dist demo-run grpo-run .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +

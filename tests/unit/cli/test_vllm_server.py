@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from nemo_dcr.cli.vllm_server import run_in_group
+from nemo_dcr.cli import vllm_server
+from nemo_dcr.cli.vllm_server import FLAGS, run_in_group
 
 GRANDCHILD = "import os, sys, time; print(os.getpid(), flush=True); time.sleep(600)"
 SERVER = f"from nemo_dcr.cli.vllm_server import run_in_group; run_in_group([{sys.executable!r}, '-c', {GRANDCHILD!r}])"
@@ -44,3 +45,10 @@ def test_the_group_ends_when_the_parent_is_killed():
 def test_the_exit_code_is_the_servers(monkeypatch):
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     assert run_in_group([sys.executable, "-c", "raise SystemExit(7)"]) == 7
+
+
+def test_further_flags_follow_those_of_the_demo(monkeypatch):
+    commands = []
+    monkeypatch.setattr(vllm_server, "run_in_group", lambda command: commands.append(command) or 0)
+    assert vllm_server.main("8000", "model", "--max-num-seqs", "16") == 0
+    assert commands[0][-2 - len(FLAGS) :] == [*FLAGS, "--max-num-seqs", "16"]

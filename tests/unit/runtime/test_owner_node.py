@@ -437,6 +437,37 @@ def test_a_lost_baseline_is_rebuilt_only_from_committed_resident_weights() -> No
     assert other.node.report.tracker.kind is TrackerKind.LOST
 
 
+@pytest.mark.parametrize("residual", [False, True])
+def test_a_baseline_that_is_given_up_makes_the_next_attempt_dense_and_follows_its_commit(residual: bool) -> None:
+    bench = Bench(residual=residual)
+    bench.train()
+    bench.node.lose_baseline("everything is to be sent")
+    assert bench.node.report.tracker.kind is TrackerKind.LOST
+    assert bench.trace[-1].action is Action.LOSE_BASELINE
+    assert bench.trace[-1].args["reason"] == "everything is to be sent"
+    assert not bench.prepare(1).accepted
+    assert bench.prepare(2, AttemptMode.DENSE).accepted
+    bench.stream(2)
+    bench.drive()
+    assert bench.node.counts.emitted == sum(tensor.numel for tensor in TENSORS)
+    bench.commit()
+    assert bench.node.report.tracker == TrackerTag(TrackerKind.AT, Version(1))
+    assert bench.node.delta.tag == committed(Version(1))
+
+
+def test_a_baseline_in_use_is_not_given_up() -> None:
+    bench = Bench()
+    bench.train()
+    assert bench.prepare(1).accepted
+    bench.stream(1)
+    with pytest.raises(ConditionViolated, match="in use") as caught:
+        bench.node.lose_baseline("too early")
+    assert caught.value.condition == "SC3"
+    bench.drive()
+    bench.commit()
+    assert bench.node.delta.tag == committed(Version(1))
+
+
 def test_an_optimizer_step_inside_a_transition_is_refused_before_the_weights_change() -> None:
     bench = Bench()
     bench.train()
