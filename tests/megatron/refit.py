@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from megatron.core.transformer.module import Float16Module
 
 from nemo_dcr.adapters.megatron.source import MegatronSource, megatron_source
 from nemo_dcr.bits import Words
@@ -35,6 +36,8 @@ class Case:
     change: str = "bits"
     mapping: str = "extended"
     verify: bool = True
+    wrapped: bool = False
+    """In Megatron's module for BF16 policies; without it norms are FP32."""
     model: tuple[tuple[str, Any], ...] = ()
     """Options of the model."""
     bridge: type[Any] | None = None
@@ -43,17 +46,19 @@ class Case:
 def refit(store: Any, case: Case, checkpoint: Checkpoint, look: Callable[[MegatronSource], None]) -> None:
     """One rank of a refit: raises AssertionError unless every bit of every tensor is that of the export."""
     bridge = (case.bridge or BRIDGES[case.kind])()
-    model = build(bridge, checkpoint, case.layout, **dict(case.model))
+    models = build(bridge, checkpoint, case.layout, **dict(case.model))
+    if case.wrapped:
+        models = [Float16Module(model.config, model) for model in models]
     exchange = GroupExchange(store)
     tensors = table(checkpoint)
-    source = megatron_source(bridge, model, checkpoint, tensors, exchange, mapping=case.mapping, verify=case.verify)
+    source = megatron_source(bridge, models, checkpoint, tensors, exchange, mapping=case.mapping, verify=case.verify)
     look(source)
     owner = new_owner(source, exchange, checkpoint)
     owner.capture(V0)
     if case.change == "step":
-        train_step(model, VOCABULARY, seed=1)
+        train_step(models[0], VOCABULARY, seed=1)
     else:
-        flip_bits(model)
+        flip_bits(models)
     classes = {tensor.name: PathClass.XOR for tensor in tensors}
     items = [
         item
@@ -61,7 +66,7 @@ def refit(store: Any, case: Case, checkpoint: Checkpoint, look: Callable[[Megatr
         for item in bucket.items
     ]
     made = applied(words_of(checkpoint.tensors), gathered(items))
-    new = export(bridge, model, checkpoint)
+    new = export(bridge, models, checkpoint)
     cropped = {name: value[: len(checkpoint.tensors[name])] for name, value in new.items()}
     wanted = words_of(cropped)
     assert sorted(wanted) == sorted(made), sorted(set(wanted) ^ set(made))
@@ -86,9 +91,9 @@ def words_of(tensors: dict[str, torch.Tensor]) -> dict[str, Words]:
     return {name: copied_words(value) for name, value in tensors.items()}
 
 
-def flip_bits(model: torch.nn.Module) -> None:
+def flip_bits(models: list[torch.nn.Module]) -> None:
     """Other bits in one element of seven of every parameter, equal on replicas; NaNs are among them."""
-    for name, value in sorted(model.named_parameters()):
+    for name, value in (each for model in models for each in model.named_parameters()):
         generator = torch.Generator().manual_seed(len(name))
         bits = value.data.view(torch.int16).view(-1)
         chosen = torch.rand(bits.shape, generator=generator) < 1 / 7

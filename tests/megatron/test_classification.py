@@ -65,11 +65,11 @@ def classify_whole(store: Any) -> None:
     )  # fmt: skip
     bridge = BRIDGES["mixture"]()
     options = {"init_model_with_meta_device": True, "perform_initialization": False}
-    model = build(bridge, Checkpoint(config, {}), Layout(), **options)
+    models = build(bridge, Checkpoint(config, {}), Layout(), **options)
     rows = sorted(qwen3_30b_a3b(), key=lambda row: row.tensor)
     tensors = [row.tensor for row in rows]
     for mapping, share in (("paper", 3.69), ("extended", 0.0)):
-        source = megatron_source(bridge, model, config, tensors, LoneExchange(), mapping=mapping, verify=False)
+        source = megatron_source(bridge, models, config, tensors, LoneExchange(), mapping=mapping, verify=False)
         print(f"Qwen3-30B-A3B under {mapping} classes\n{source.summary()}")
         assert list(source.classified.rows) == rows
         assert source.residual_share <= 0.04
@@ -265,7 +265,7 @@ def test_bridge_with_a_hook_converts_everything_and_is_exact() -> None:
 def trained_beside(store: Any) -> None:
     given = checkpoint("dense", num_hidden_layers=1)
     bridge = BRIDGES["dense"]()
-    model = build(bridge, given, Layout())
+    (model,) = build(bridge, given, Layout())
     model.decoder.register_parameter("adapter", torch.nn.Parameter(torch.zeros(3, dtype=torch.bfloat16)))
     tensors = [meta(name, *value.shape) for name, value in given.tensors.items()]
     with pytest.raises(UnsupportedMapping, match=r"decoder\.adapter.*it is trained and Bridge maps it to no tensor"):

@@ -10,7 +10,7 @@ from nemo_dcr.source.classes import Handling, MappingClass
 from nemo_dcr.source.fused import concatenated
 from tests.megatron.refit import Case, refit
 from tests.megatron.tiny import checkpoint
-from tests.megatron.trainer import Layout, run_ranks
+from tests.megatron.trainer import Checkpoint, Layout, run_ranks
 
 pytestmark = pytest.mark.megatron
 PAD = (("should_pad_vocab", True), ("make_vocab_size_divisible_by", 128))
@@ -34,16 +34,17 @@ def anything(source: MegatronSource) -> None:
 @pytest.mark.parametrize(
     "case",
     [
-        Case("dense", Layout(tensor=2), "step"),
+        Case("dense", Layout(tensor=2), "step", wrapped=True),
         Case("mixture", Layout(expert=2, data=2), "step"),
         Case("mixture", Layout(tensor=2, expert_tensor=2)),
-        Case("dense", Layout(pipeline=2)),
-        Case("mixture", Layout(tensor=2, expert=2)),
+        Case("dense", Layout(pipeline=2, virtual=2)),
+        Case("mixture", Layout(tensor=2, expert=2, pipeline=2)),
+        Case("mixture", Layout(tensor=2, data=2, expert=2, expert_tensor=2), wrapped=True),
     ],
-    ids=["dense-tp2-trained", "mixture-ep2-trained", "mixture-tp2-etp2", "dense-pp2", "mixture-tp2-ep2"],
+    ids=["dense-tp2-trained", "mixture-ep2-trained", "tp2-etp2", "pp2-with-stages", "tp2-ep2-pp2", "tp2-dp2-ep2-etp2"],
 )
 def test_delta_of_index_maps_equals_the_export_bit_for_bit(case: Case) -> None:
-    run_ranks(case.layout, refit, case, checkpoint(case.kind), all_maps)
+    run_ranks(case.layout, refit, case, checkpoint(case.kind, num_hidden_layers=4), all_maps)
 
 
 @pytest.mark.parametrize(
@@ -66,6 +67,19 @@ def test_rows_of_padding_are_no_part_of_the_delta() -> None:
 def test_tied_head_that_the_checkpoint_does_not_list_is_no_tensor() -> None:
     case = Case("dense", Layout(tensor=2))
     run_ranks(case.layout, refit, case, checkpoint("dense", tie_word_embeddings=True), all_maps)
+
+
+def tied_head(source: MegatronSource) -> None:
+    residual = source.classified.of(Handling.RESIDUAL)
+    assert {row.tensor.name for row in residual} == {"model.embed_tokens.weight", "lm_head.weight"}
+    assert {row.mapping for row in residual} == {MappingClass.TIED}
+
+
+def test_tied_head_that_the_checkpoint_lists_too_is_residual_and_exact() -> None:
+    case = Case("dense", Layout(tensor=2))
+    given = checkpoint("dense", tie_word_embeddings=True)
+    both = {**given.tensors, "lm_head.weight": given.tensors["model.embed_tokens.weight"].clone()}
+    run_ranks(case.layout, refit, case, Checkpoint(given.config, both), tied_head)
 
 
 def swapped(held: mappings.Held) -> tuple[MappingClass, object]:

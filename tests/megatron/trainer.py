@@ -38,6 +38,8 @@ class Layout:
     expert: int = 1
     expert_tensor: int = 1
     pipeline: int = 1
+    virtual: int | None = None
+    """Stages of each pipeline rank."""
     data: int = 1
 
     @property
@@ -88,6 +90,7 @@ def _rank(rank: int, failures: Any, path: str, layout: Layout, work: Callable[..
             parallel_state.initialize_model_parallel(
                 tensor_model_parallel_size=layout.tensor,
                 pipeline_model_parallel_size=layout.pipeline,
+                virtual_pipeline_model_parallel_size=layout.virtual,
                 expert_model_parallel_size=layout.expert,
                 expert_tensor_parallel_size=layout.expert_tensor,
                 create_gloo_process_groups=False,
@@ -112,13 +115,14 @@ def on_cpu() -> Iterator[None]:
         torch.cuda.current_device, torch.cuda.set_device, megatron_random.CudaRNGStatesTracker.fork = held
 
 
-def build(bridge: MegatronModelBridge, checkpoint: Checkpoint, layout: Layout, **options: Any) -> torch.nn.Module:
-    """The model of this rank, with the weights of the checkpoint; without them when it has none."""
+def build(bridge: MegatronModelBridge, checkpoint: Checkpoint, layout: Layout, **options: Any) -> list[torch.nn.Module]:
+    """The stages of this rank, with the weights of the checkpoint; without them when it has none."""
     provider = bridge.provider_bridge(checkpoint)
     for name, value in {
         "transformer_layer_spec": _layer_spec,
         "tensor_model_parallel_size": layout.tensor,
         "pipeline_model_parallel_size": layout.pipeline,
+        "virtual_pipeline_model_parallel_size": layout.virtual,
         "expert_model_parallel_size": layout.expert,
         "expert_tensor_parallel_size": layout.expert_tensor,
         "pipeline_dtype": torch.bfloat16,
@@ -137,10 +141,11 @@ def build(bridge: MegatronModelBridge, checkpoint: Checkpoint, layout: Layout, *
         setattr(provider, name, value)
     provider.finalize()
     provider._pg_collection = ProcessGroupCollection.use_mpu_process_groups()
-    model = provider.provide()
+    stages = range(layout.virtual) if layout.virtual else [None]
+    models = [provider.provide(vp_stage=stage) for stage in stages]
     if checkpoint.tensors:
-        bridge.load_weights_hf_to_megatron(checkpoint, model)
-    return model
+        bridge.load_weights_hf_to_megatron(checkpoint, models)
+    return models
 
 
 def _layer_spec(config: Any) -> Any:
@@ -152,9 +157,11 @@ def _layer_spec(config: Any) -> Any:
     )
 
 
-def export(bridge: MegatronModelBridge, model: torch.nn.Module, checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
+def export(
+    bridge: MegatronModelBridge, models: list[torch.nn.Module], checkpoint: Checkpoint
+) -> dict[str, torch.Tensor]:
     """What Bridge makes of the model, on every rank; norms are FP32 in this model and served in BF16."""
-    found = bridge.stream_weights_megatron_to_hf(model, checkpoint, show_progress=False, weight_dtype=torch.bfloat16)
+    found = bridge.stream_weights_megatron_to_hf(models, checkpoint, show_progress=False, weight_dtype=torch.bfloat16)
     return {name: tensor.clone() for name, tensor in found}
 
 
