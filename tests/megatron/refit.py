@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.transformer.module import Float16Module
 
 from nemo_dcr.adapters.megatron.source import MegatronSource, megatron_source
@@ -36,8 +37,9 @@ class Case:
     change: str = "bits"
     mapping: str = "extended"
     verify: bool = True
-    wrapped: bool = False
-    """In Megatron's module for BF16 policies; without it norms are FP32."""
+    wrapped: str = ""
+    """"bf16": in Megatron's module for BF16 policies; "ddp": in Megatron's DDP too, whose buffer the parameters lie in.
+    Without a wrapper norms are FP32."""
     model: tuple[tuple[str, Any], ...] = ()
     """Options of the model."""
     bridge: type[Any] | None = None
@@ -49,6 +51,9 @@ def refit(store: Any, case: Case, checkpoint: Checkpoint, look: Callable[[Megatr
     models = build(bridge, checkpoint, case.layout, **dict(case.model))
     if case.wrapped:
         models = [Float16Module(model.config, model) for model in models]
+    if case.wrapped == "ddp":
+        buffers = DistributedDataParallelConfig(use_distributed_optimizer=True)
+        models = [DistributedDataParallel(model.config, buffers, model) for model in models]
     exchange = GroupExchange(store)
     tensors = table(checkpoint)
     source = megatron_source(bridge, models, checkpoint, tensors, exchange, mapping=case.mapping, verify=case.verify)

@@ -15,6 +15,7 @@ from megatron.bridge.models.conversion.param_mapping import (
     ConcatenatedQKVMapping,
     DirectMapping,
     FusedExpertMapping,
+    FusedGatedExpertMapping,
     GatedMLPMapping,
     GDNConv1dMapping,
     KVMapping,
@@ -195,6 +196,12 @@ def test_object_with_a_foreign_object_inside_is_unknown() -> None:
     assert described(mapping, None, (6, 5), meta("a", 6, 5)).mapping is MappingClass.UNKNOWN
 
 
+def test_object_that_asks_for_the_grouped_export_is_unknown() -> None:
+    mapping = ColumnParallelMapping("a", "a")
+    mapping.is_grouped_export = True
+    assert described(mapping, None, (6, 5), meta("a", 6, 5)).mapping is MappingClass.UNKNOWN
+
+
 def test_classes_that_compute_say_why() -> None:
     norm = RMSNorm2ZeroCenteredRMSNormMapping("a", "a")
     assert described(norm, torch.nn.LayerNorm(5), (5,), meta("a", 5)).mapping is MappingClass.COMPUTED
@@ -239,6 +246,30 @@ class HookedBridge(BRIDGES["mixture"]):  # type: ignore[misc]
     def maybe_modify_loaded_hf_weight(self, hf_param: Any, hf_state_dict: Any) -> Any:
         loaded = super().maybe_modify_loaded_hf_weight(hf_param, hf_state_dict)
         return -loaded if "gate.weight" in str(hf_param) else loaded
+
+
+class StackedBridge(BRIDGES["mixture"]):  # type: ignore[misc]
+    """A checkpoint whose experts are one tensor of three axes, as transformers 5 holds them."""
+
+    def mapping_registry(self) -> MegatronMappingRegistry:
+        known = [each for each in super().mapping_registry() if ".experts." not in each.megatron_param]
+        local, stacked = "decoder.layers.*.mlp.experts.local_experts.*.", "model.layers.*.mlp.experts."
+        return MegatronMappingRegistry(
+            *known,
+            FusedGatedExpertMapping(f"{local}linear_fc1.weight", f"{stacked}gate_up_proj"),
+            FusedExpertMapping(f"{local}linear_fc2.weight", f"{stacked}down_proj"),
+        )
+
+
+def experts_are_residual(source: MegatronSource) -> None:
+    names = {row.tensor.name.rpartition(".")[2] for row in source.classified.of(Handling.RESIDUAL)}
+    assert names == {"gate_up_proj", "down_proj"}
+    assert len(source.residual) == 4
+
+
+def test_stacked_experts_are_converted_together_and_exact() -> None:
+    case = Case("mixture", Layout(expert=2, data=2), bridge=StackedBridge)
+    run_ranks(case.layout, refit, case, checkpoint("mixture", stacked=True), experts_are_residual)
 
 
 def norm_is_residual(source: MegatronSource) -> None:

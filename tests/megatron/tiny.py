@@ -30,8 +30,8 @@ EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 
 BRIDGES = {"dense": Qwen3Bridge, "mixture": Qwen3MoEBridge}
 
 
-def checkpoint(kind: str, **options: Any) -> Checkpoint:
-    """A checkpoint of a kind of `BRIDGES`, under the names that checkpoints on disk have."""
+def checkpoint(kind: str, *, stacked: bool = False, **options: Any) -> Checkpoint:
+    """A checkpoint of a kind of `BRIDGES`, under the names of checkpoints on disk; experts one by one or stacked."""
     config: Any
     if kind == "dense":
         config = Qwen3Config(**{**COMMON, "architectures": ["Qwen3ForCausalLM"], **options})
@@ -43,12 +43,12 @@ def checkpoint(kind: str, **options: Any) -> Checkpoint:
     for name, value in state.items():
         if config.tie_word_embeddings and name == "lm_head.weight":
             continue
-        if name.endswith("experts.gate_up_proj"):
+        if name.endswith("experts.gate_up_proj") and not stacked:
             for expert, both in enumerate(value):
                 gate, up = both.chunk(2)
                 at = f"{name.removesuffix('gate_up_proj')}{expert}"
                 tensors |= {f"{at}.gate_proj.weight": gate.clone(), f"{at}.up_proj.weight": up.clone()}
-        elif name.endswith("experts.down_proj"):
+        elif name.endswith("experts.down_proj") and not stacked:
             for expert, down in enumerate(value):
                 tensors[f"{name.removesuffix('down_proj')}{expert}.down_proj.weight"] = down.clone()
         else:

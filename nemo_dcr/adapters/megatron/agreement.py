@@ -119,7 +119,7 @@ def replaced_steps(bridge: Any) -> tuple[str, ...]:
     return tuple(
         name
         for name in EXPORT_STEPS
-        if name in vars(bridge) or getattr(type(bridge), name) is not getattr(MegatronModelBridge, name)
+        if name in vars(bridge) or getattr(type(bridge), name, None) is not getattr(MegatronModelBridge, name, None)
     )
 
 

@@ -109,7 +109,7 @@ def describe(held: Held) -> Described:
     kind = type(mapping).__name__
     if kind in RESIDUAL:
         return Described(MappingClass.COMPUTED, degree, outputs, None, f"{kind}: {RESIDUAL[kind]}")
-    if kind not in LAYOUTS:
+    if kind not in LAYOUTS or getattr(mapping, "is_grouped_export", False):
         return Described(MappingClass.UNKNOWN, degree, outputs, None, f"{kind} is not described")
     try:
         found, index_map = LAYOUTS[kind](held)

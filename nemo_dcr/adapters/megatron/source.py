@@ -5,8 +5,8 @@ rank's parameter, and all ranks agree on which are index maps. Those become affi
 rest becomes residual tasks that run Bridge's own export. With `mapping="paper"` only the paper's classes count as index
 maps. Before a map is used, one of each kind is compared with what Bridge's export really does (`verification`).
 FP32 masters of a BF16 policy are compared as the BF16 cast that is served.
-Not handled: parameters that are stored quantised or as DTensors, adapters that are trained beside frozen weights, and
-context or data parallelism beyond replicas; the first two are refused.
+Not handled: parameters that are stored quantised or as DTensors, and adapters that are trained beside frozen weights;
+both are refused.
 
 Paper: Section 5; Appendix A.1; Table D.2   Conditions: SC1, SC5, SC6
 """
