@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 VLLM_STAMP := $(VENV)/.installed-vllm
 RAY_STAMP := $(VENV)/.installed-ray
+MEGATRON := .venv-megatron
+MEGATRON_STAMP := $(MEGATRON)/.installed
 ARGS ?=
 WORKERS ?= 2
 comma := ,
@@ -23,7 +25,7 @@ endef
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-vllm setup-ray demo chaos test test-fast servers ray loaders loaders-all engines engines-all
-.PHONY: wan wan-all grpo
+.PHONY: megatron wan wan-all grpo
 .PHONY: spec spec-tests spec-deep proof model model-deep check format clean
 
 help: ## List the targets
@@ -60,10 +62,10 @@ demo: setup ## Train, refit and check a real model on this machine (options: ARG
 	$(BIN)/nemo-dcr demo $(ARGS)
 
 test: setup ## Every test, the slow ones included, but for those that have a target of their own
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m 'not proof and not spec and not model and not deep and not vllm and not wan and not servers and not ray' $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m 'not proof and not spec and not model and not deep and not vllm and not megatron and not wan and not servers and not ray' $(ARGS)
 
 test-fast: setup ## The tests that need neither processes, nor Java, nor a real checkpoint
-	$(BIN)/python -m pytest -m 'not slow and not spec and not proof and not model and not deep and not vllm and not wan and not servers and not ray' $(ARGS)
+	$(BIN)/python -m pytest -m 'not slow and not spec and not proof and not model and not deep and not vllm and not megatron and not wan and not servers and not ray' $(ARGS)
 
 servers: setup ## Object storage, relays and the commit record against real servers; needs the Debian package etcd-server
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m servers $(ARGS)
@@ -79,6 +81,19 @@ loaders-all: setup-vllm ## The same for every model and layout; writes docs/load
 
 engines: setup-vllm ## Real vLLM engines: refits of two ranks against a fresh engine, and two real servers
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m 'vllm and not slow' tests/engines $(ARGS)
+
+megatron: $(MEGATRON_STAMP) ## Real Megatron models and mapping objects of Megatron-Bridge on CPUs, in an environment of its own
+	$(MEGATRON)/bin/python -m pytest -rP -W ignore -m megatron tests/megatron $(ARGS)
+
+# Warnings are those of Megatron's imports. A layer over .venv: what it lacks, and what must not be in it. The packages ask for a newer Python than they need.
+$(MEGATRON_STAMP): $(STAMP) requirements/megatron.txt requirements/megatron_stubs.py
+	@test -x $(MEGATRON)/bin/python || $(PYTHON) -m venv --without-pip $(MEGATRON)
+	$(BIN)/python -m pip --python $(MEGATRON)/bin/python install --quiet --disable-pip-version-check --no-compile --no-deps \
+	  --ignore-requires-python -r requirements/megatron.txt
+	@site=$$($(MEGATRON)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') && \
+	  $(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$$site/base.pth" && \
+	  cp requirements/megatron_stubs.py "$$site" && echo 'import megatron_stubs; megatron_stubs.install()' > "$$site/stubs.pth"
+	@touch $@
 
 engines-all: setup-vllm ## The same with every layout
 	$(BIN)/python -m pytest -m vllm tests/engines $(ARGS)
@@ -123,6 +138,6 @@ format: setup ## Rewrite the files in the house format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-clean: ## Remove caches and build output, keep .venv
+clean: ## Remove caches and build output, keep .venv and .venv-megatron
 	rm -rf build dist demo-run grpo-run .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
+	find . -path ./$(VENV) -prune -o -path ./$(MEGATRON) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -44,6 +44,8 @@ class MappingClass(StrEnum):
     """One matrix of a stack, or a stack that is held matrix by matrix."""
     PADDED = "padded"
     """Rows of padding are added: embeddings and output heads."""
+    PERMUTED = "permuted"
+    """Its axes lie in another order."""
     TIED = "tied"
     """One parameter is two canonical tensors."""
     COMPUTED = "computed"
@@ -61,7 +63,9 @@ class Handling(StrEnum):
 
 
 AFFINE = frozenset({MappingClass.REPLICATED, MappingClass.COLUMN, MappingClass.ROW, MappingClass.SLICE})
-PIECEWISE = frozenset({MappingClass.QKV, MappingClass.SECTIONS, MappingClass.STACKED, MappingClass.PADDED})
+PIECEWISE = frozenset(
+    {MappingClass.QKV, MappingClass.SECTIONS, MappingClass.STACKED, MappingClass.PADDED, MappingClass.PERMUTED}
+)
 SPLIT = frozenset({MappingClass.COLUMN, MappingClass.ROW, MappingClass.SLICE})
 """Each shard of these is one affine item; those of a replicated tensor are one."""
 

@@ -41,13 +41,23 @@ def interleaved_qkv(query: TensorMeta, key: TensorMeta, value: TensorMeta, *, gr
     Raises: UnsupportedMapping (SC5) for shapes that are not such heads.
     """
 
-    def grouped(tensor: TensorMeta) -> IndexMap:
-        rows, rest = tensor.shape[0], tensor.shape[1:]
-        if rows % groups:
-            raise UnsupportedMapping(tensor.name, "SC5", f"{rows} rows are not {groups} groups of heads")
-        return IndexMap.of(tensor).reshape((groups, rows // groups, *rest))
+    return interleaved([IndexMap.of(query), IndexMap.of(key), IndexMap.of(value)], groups=groups)
 
-    joined = IndexMap.concatenate([grouped(query), grouped(key), grouped(value)], 1)
+
+def interleaved(parts: Sequence[IndexMap], *, groups: int) -> IndexMap:
+    """The rows of each part that belong to group 0, part after part, then those of group 1, and so on.
+
+    Raises: UnsupportedMapping (SC5) for a part whose rows are not so many groups, or shapes that do not fit.
+    """
+
+    def grouped(part: IndexMap) -> IndexMap:
+        rows, rest = part.shape[0], part.shape[1:]
+        if groups < 1 or rows % groups:
+            name = part.tensors[0].name if part.tensors else ""
+            raise UnsupportedMapping(name, "SC5", f"{rows} rows are not {groups} groups of heads")
+        return part.reshape((groups, rows // groups, *rest))
+
+    joined = IndexMap.concatenate([grouped(part) for part in parts], 1)
     return joined.reshape((joined.shape[0] * joined.shape[1], *joined.shape[2:]))
 
 

@@ -1,0 +1,1 @@
+"""NeMo-DCR beside Megatron: conversion tasks of a megatron-core model, from Megatron-Bridge's own mapping objects."""
