@@ -99,6 +99,15 @@ class QueueConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class BaselineConfig:
+    """Where owners keep the committed baseline."""
+
+    dir: str = ""
+    """A directory of this host for mapped files that outlive the trainer process; empty: in memory. A restarted owner
+    takes them over only where the commit record and a digest of every word say that they are the committed version."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RefitConfig:
     """Deadlines, retries and gate of a transition."""
 

@@ -26,11 +26,12 @@ from torch import nn
 
 from nemo_dcr.adapters.coordinator_thread import CoordinatorThread
 from nemo_dcr.adapters.first_version import first_digest
+from nemo_dcr.adapters.kept_baseline import take_over
 from nemo_dcr.adapters.policy_weights import PolicyWeights
 from nemo_dcr.adapters.trainer_group import trainer_group
 from nemo_dcr.canonical import TensorMeta
 from nemo_dcr.checkpoint.directory import Checkpoint, open_checkpoint
-from nemo_dcr.config import CodecConfig, QueueConfig, RefitConfig
+from nemo_dcr.config import BaselineConfig, CodecConfig, QueueConfig, RefitConfig
 from nemo_dcr.errors import Conflict, EndpointLost, OperatorNeeded
 from nemo_dcr.ids import NO_CANDIDATE, CandidateId, OwnerId, Version
 from nemo_dcr.protocol.tags import TrackerKind, TrackerTag
@@ -84,6 +85,7 @@ class Owner:
         refit: RefitConfig | None = None,
         codec: CodecConfig | None = None,
         queue: QueueConfig | None = None,
+        baseline: BaselineConfig | None = None,
         listen: str = LOOPBACK,
         keys: Path | str | None = None,
     ) -> Self:
@@ -110,6 +112,8 @@ class Owner:
             refit: the protocol's times and choices, for the coordinator.
             codec: how payloads are cut and coded.
             queue: bounds between the stages of an owner.
+            baseline: files that outlive this process: a trainer that starts again, with whatever weights, sends the
+                difference to the committed version where they hold it. All ranks must reach `record` then.
             listen: where this rank answers control calls; beyond loopback it needs `keys`.
             keys: key directory of this rank (`nemo-dcr keys new`).
 
@@ -133,12 +137,17 @@ class Owner:
                 inputs=inputs,
                 conversions=conversions,
                 restore=restore,
+                baseline=baseline,
             )
+            url = record or f"sqlite:///{(place / 'record.sqlite').resolve()}"
             tracker, digest = TrackerTag(), b""
             if committed == NO_CANDIDATE:
                 weights.delta.capture(Version(0))
+                weights.delta.seal(NO_CANDIDATE)
                 tracker = TrackerTag(TrackerKind.AT, Version(0))
                 digest = b"" if files is None else first_digest(files, ranks.calls, weights.delta)
+            elif baseline is not None and baseline.dir:
+                tracker = take_over(weights.delta, url)
             rank = OwnerId(ranks.calls.rank)
             name, clock = f"owner-{rank}", LamportClock()
             incarnation = new_incarnation(place / "addresses", name)
@@ -174,7 +183,7 @@ class Owner:
             if coordinate and rank == 0:
                 owner._coordinator = CoordinatorThread(
                     place,
-                    record or f"sqlite:///{(place / 'record.sqlite').resolve()}",
+                    url,
                     payloads,
                     owners=ranks.calls.world,
                     instances=instances,

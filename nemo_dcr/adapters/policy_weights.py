@@ -22,10 +22,11 @@ from nemo_dcr.adapters.pytorch import module_tasks, reshard
 from nemo_dcr.adapters.trainer_group import TrainerGroup
 from nemo_dcr.bits import equal_words
 from nemo_dcr.canonical import TensorMeta
-from nemo_dcr.config import CodecConfig
+from nemo_dcr.config import BaselineConfig, CodecConfig
 from nemo_dcr.errors import ConditionViolated, EndpointLost, InvalidConfig, NemoDcrError
 from nemo_dcr.ids import CandidateId, OwnerId
 from nemo_dcr.source.baseline import BaselineState
+from nemo_dcr.source.baseline_files import BaselineFiles
 from nemo_dcr.source.delta import DeltaOwner
 from nemo_dcr.source.residual import ResidualConverter
 from nemo_dcr.source.rollback import roll_back
@@ -49,6 +50,7 @@ class PolicyWeights:
         inputs: Sequence[ResidualInput] = (),
         conversions: Sequence[ResidualTask] = (),
         restore: Callable[[], None] | None = None,
+        baseline: BaselineConfig | None = None,
     ) -> None:
         """Agree with the other ranks. Arguments and errors are those of `owner.Owner.from_module`.
 
@@ -78,7 +80,8 @@ class PolicyWeights:
                 self.plan, ranks.streams, inputs, conversions, chunk_target_bytes=codec.chunk_target_bytes
             )
         owned = self.plan.owned_affine(rank, self._tasks)
-        self.delta = DeltaOwner(rank, owned, residual=converter, config=codec)
+        files = BaselineFiles(baseline.dir, rank) if baseline is not None and baseline.dir else None
+        self.delta = DeltaOwner(rank, owned, residual=converter, config=codec, files=files)
 
     def settle(self) -> None:
         """Let go of gathered parameters, so that what is read is what the optimizer changed."""

@@ -22,7 +22,7 @@ from nemo_dcr.canonical import TensorMeta
 from nemo_dcr.checkpoint.digests import content_digest, tensor_digest
 from nemo_dcr.checkpoint.directory import open_checkpoint
 from nemo_dcr.cli.stats import run_rates
-from nemo_dcr.config import CodecConfig
+from nemo_dcr.config import BaselineConfig, CodecConfig
 from nemo_dcr.errors import ConditionViolated, Conflict, EndpointLost, InvalidConfig, OperatorNeeded, UnsupportedMapping
 from nemo_dcr.ids import Version
 from nemo_dcr.runtime import coordinator_node
@@ -338,6 +338,34 @@ def test_a_trainer_that_starts_again_goes_on_from_the_committed_candidate(tmp_pa
         (2, 1, ()),
         (3, 0, (0,)),
     ]
+
+
+@pytest.mark.slow
+def test_a_trainer_with_an_older_checkpoint_sends_the_difference_to_the_baseline_that_it_kept(tmp_path: Path) -> None:
+    model, engine, kept = policy(), Engine(TABLE, 1), BaselineConfig(dir=str(tmp_path / "baseline"))
+    older = {name: value.clone() for name, value in model.state_dict().items()}
+    everything = sum(tensor.numel for tensor in TABLE)
+    with Receiver(engine.models[0], directory=tmp_path):
+        with owner_of(model, tmp_path, baseline=kept) as owner:
+            model.norm.bias.data[:3] += 1
+            owner.refit(timeout_s=WAIT_S)
+        model.load_state_dict(older)
+        model.norm.bias.data[4] += 1
+        with owner_of(model, tmp_path, committed=None, baseline=kept) as owner:
+            assert owner.version == Version(1)
+            assert owner.refit(timeout_s=WAIT_S) == Version(2)
+            assert owner.node.counts.emitted == 4
+        assert engine.stored == engine.dense(full_tensors(model, TABLE))
+        words = next((tmp_path / "baseline" / "owner-0").glob("*.words"))
+        content = bytearray(words.read_bytes())
+        content[0] ^= 1
+        words.write_bytes(content)
+        with owner_of(model, tmp_path, committed=None, baseline=kept) as owner:
+            assert owner.version is None
+            model.norm.bias.data[5] += 1
+            assert owner.refit(timeout_s=WAIT_S) == Version(3)
+            assert owner.node.counts.emitted == everything
+        assert engine.stored == engine.dense(full_tensors(model, TABLE))
 
 
 @pytest.mark.slow
