@@ -10,15 +10,19 @@ Paper: Section 5 (canonical names); Appendix A.1   Conditions: SC1, SC5
 
 from __future__ import annotations
 
+import importlib.util
+import json
 from collections.abc import Iterable
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from nemo_dcr.adapters.pytorch import bare_module, bare_name
 from nemo_dcr.canonical import TensorMeta
-from nemo_dcr.errors import UnsupportedMapping
+from nemo_dcr.errors import InvalidConfig, OperatorNeeded, UnsupportedMapping
 from nemo_dcr.source.piecewise import IndexMap
 from nemo_dcr.source.symbolic import SymbolicTensor
 
@@ -79,3 +83,23 @@ def _converted(
         for name, symbol in made.items():
             found[name] = symbol[0] if isinstance(symbol, list) else symbol
     return found
+
+
+def count_elements(config: Path) -> int:
+    """Elements of the causal language model of a `config.json`; it is built on the meta device, without memory.
+
+    Raises: OperatorNeeded without transformers; InvalidConfig when it cannot build the model.
+    """
+    if importlib.util.find_spec("transformers") is None:
+        raise OperatorNeeded("counting a configuration needs transformers", "pip install transformers")
+    import transformers
+
+    try:
+        fields = json.loads(config.read_text(encoding="utf-8"))
+        with torch.device("meta"):
+            of_model = transformers.AutoConfig.for_model(**fields)
+            model: nn.Module = transformers.AutoModelForCausalLM.from_config(of_model)  # type: ignore[no-untyped-call]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        detail = f"transformers cannot build {config}: {error}; give its size, such as 500GB"
+        raise InvalidConfig("--model", detail) from error
+    return sum(parameter.numel() for parameter in model.parameters())

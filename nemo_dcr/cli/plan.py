@@ -8,6 +8,7 @@ from __future__ import annotations
 import json as jsonlib
 import re
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -41,7 +42,7 @@ def plan(
     """Predict latency, traffic and memory of a refit, and where a full checkpoint is the better choice."""
     rates = read_calibration(calibration)
     deployment = Deployment(
-        model=read_model(model),
+        model=read_model(model, _count),
         change=fraction(change),
         delivery=transport,
         training_nodes=train_nodes,
@@ -52,6 +53,12 @@ def plan(
     )
     found = make_plan(deployment, rates)
     typer.echo(jsonlib.dumps(as_json(found, rates), indent=2) if json else "\n".join(lines(found, rates)))
+
+
+def _count(config: Path) -> int:
+    from nemo_dcr.adapters.huggingface import count_elements  # torch and transformers take seconds to import
+
+    return count_elements(config)
 
 
 def fraction(text: str) -> float:

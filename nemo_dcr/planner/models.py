@@ -1,23 +1,23 @@
 """How large a checkpoint is: by a name of the paper, from a checkpoint's own index or files, or from a configuration.
 
-A configuration (`config.json`) is built by transformers on the meta device, which allocates nothing, and counted as
-BF16.
+What counts the elements of a configuration (`config.json`) is handed over; they are taken for BF16.
 
 Paper: Table C.1
 """
 
 from __future__ import annotations
 
-import importlib.util
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nemo_dcr.errors import InvalidConfig, OperatorNeeded
+from nemo_dcr.errors import InvalidConfig
 from nemo_dcr.planner.coding import WIDTH
 
 GB = 10**9
+Count = Callable[[Path], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +38,15 @@ NAMED = {
 """Sizes that the paper's text gives."""
 
 
-def read_model(text: str) -> ModelSize:
+def read_model(text: str, count: Count) -> ModelSize:
     """The size of a model.
 
     Args:
         text: a name of `NAMED`; a number of bytes such as `500GB`; a checkpoint directory; a
             `model.safetensors.index.json`; or a `config.json`.
+        count: the elements of a model from its configuration file.
 
-    Raises: InvalidConfig when it is none of these; OperatorNeeded when a configuration needs transformers.
+    Raises: InvalidConfig when it is none of these; whatever `count` raises.
     """
     if text in NAMED:
         return NAMED[text]
@@ -58,26 +59,26 @@ def read_model(text: str) -> ModelSize:
             return ModelSize(text, nbytes)
     path = Path(text)
     if text and path.is_dir():
-        return _of_directory(path)
+        return _of_directory(path, count)
     if path.is_file() and path.suffix == ".json":
-        return _of_json(path)
+        return _of_json(path, count)
     known = ", ".join(NAMED)
     raise InvalidConfig(
         "--model", f"must be {known}, a size such as 500GB, a checkpoint or a config.json, got {text!r}"
     )
 
 
-def _of_directory(path: Path) -> ModelSize:
+def _of_directory(path: Path, count: Count) -> ModelSize:
     index = path / "model.safetensors.index.json"
     if index.is_file():
-        return _of_json(index)
+        return _of_json(index, count)
     sizes = [file.stat().st_size for file in path.glob("*.safetensors")]
     if not sizes:
         raise InvalidConfig("--model", f"{path} holds no safetensors files")
     return ModelSize(path.name, sum(sizes))
 
 
-def _of_json(path: Path) -> ModelSize:
+def _of_json(path: Path, count: Count) -> ModelSize:
     try:
         content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -87,21 +88,4 @@ def _of_json(path: Path) -> ModelSize:
         return ModelSize(path.parent.name or path.name, float(total))
     if not isinstance(content, dict) or "model_type" not in content:
         raise InvalidConfig("--model", f"{path} is neither an index of a checkpoint nor a configuration of a model")
-    if importlib.util.find_spec("transformers") is None:
-        raise OperatorNeeded("counting a configuration needs transformers", "pip install transformers")
-    return ModelSize(path.parent.name or path.name, float(WIDTH * _elements(path, content)))
-
-
-def _elements(path: Path, content: dict[str, Any]) -> int:
-    import torch
-    import transformers
-
-    try:
-        config = transformers.AutoConfig.for_model(**content)
-        with torch.device("meta"):
-            model: torch.nn.Module = transformers.AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InvalidConfig(
-            "--model", f"transformers cannot build {path}: {error}; give its size, such as 500GB"
-        ) from error
-    return sum(parameter.numel() for parameter in model.parameters())
+    return ModelSize(path.parent.name or path.name, float(WIDTH * count(path)))

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from nemo_dcr.adapters.huggingface import count_elements
 from nemo_dcr.cli.main import app
 from nemo_dcr.cli.plan import fraction
 from nemo_dcr.errors import InvalidConfig
@@ -36,6 +37,10 @@ LOAD = Load(
     round_trip_s=0,
     apply_bytes_s=1e12,
 )
+
+
+def never(config: Path) -> int:
+    raise AssertionError(f"{config} was counted")
 
 
 def near(found: float, wanted: float, share: float = 1e-9) -> bool:
@@ -147,19 +152,19 @@ def test_any_other_change_rate_is_refused(text: str) -> None:
 
 
 def test_the_size_of_a_model_comes_from_its_name_index_files_or_configuration(tmp_path: Path) -> None:
-    assert read_model("1T").nbytes == 2242 * GB
-    assert read_model("500GB").nbytes == 500 * GB
+    assert read_model("1T", never).nbytes == 2242 * GB
+    assert read_model("500GB", never).nbytes == 500 * GB
     (tmp_path / "one.safetensors").write_bytes(bytes(100))
-    assert read_model(str(tmp_path)).nbytes == 100
+    assert read_model(str(tmp_path), never).nbytes == 100
     index = tmp_path / "model.safetensors.index.json"
     index.write_text(json.dumps({"metadata": {"total_size": 12345}, "weight_map": {}}))
-    assert read_model(str(tmp_path)).nbytes == read_model(str(index)).nbytes == 12345
+    assert read_model(str(tmp_path), never).nbytes == read_model(str(index), never).nbytes == 12345
     config = tmp_path / "config.json"
     fields = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
     fields |= {"num_key_value_heads": 2, "vocab_size": 128, "tie_word_embeddings": False}
     config.write_text(json.dumps({"model_type": "llama", **fields}))
     layer = 64 * 64 * 2 + 64 * 32 * 2 + 3 * 64 * 96 + 2 * 64
-    assert read_model(str(config)).nbytes == 2 * (2 * layer + 2 * 128 * 64 + 64)
+    assert read_model(str(config), count_elements).nbytes == 2 * (2 * layer + 2 * 128 * 64 + 64)
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"model_type": "no such model"}', '{"architectures": ["x"]}'])
@@ -167,13 +172,13 @@ def test_a_file_that_is_no_model_is_refused(tmp_path: Path, content: str) -> Non
     file = tmp_path / "config.json"
     file.write_text(content)
     with pytest.raises(InvalidConfig, match="--model"):
-        read_model(str(file))
+        read_model(str(file), count_elements)
 
 
 @pytest.mark.parametrize("text", ["2B", "GB", "-5GB", "nowhere", ""])
 def test_any_other_model_is_refused_with_the_forms_that_it_may_have(text: str) -> None:
     with pytest.raises(InvalidConfig, match="500GB"):
-        read_model(text)
+        read_model(text, never)
 
 
 @pytest.mark.parametrize(
