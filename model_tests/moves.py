@@ -104,10 +104,11 @@ def _tell(cluster: Cluster, stage: Stage, c: int, report: Any) -> None:
     cluster._coordinate(c, kind(report))
 
 
-def _answer(cluster: Cluster, stage: Stage, c: int) -> None:
-    """Endpoints answer the survey; each report is as old as its answer, here as fresh as can be."""
+def _answer(cluster: Cluster, stage: Stage, c: int, only: frozenset[ReceiverId] | None = None) -> None:
+    """Endpoints answer the survey, or `only` these receivers; each report is as fresh as can be."""
     node = cluster.coordinators[c]
-    receivers = tuple(endpoint_report.report(r.state) for r in cluster.receivers.values() if r.up)
+    heard = {name: r for name, r in cluster.receivers.items() if r.up and (only is None or name in only)}
+    receivers = tuple(endpoint_report.report(r.state) for r in heard.values())
     node.survey = ce.Surveyed(receivers, tuple(owner.report(o.state) for o in cluster.owners.values() if o.up))
     cluster._do_survey(c)
 

@@ -65,6 +65,8 @@ def moves(
         yield from _for_commit(cluster, parameters[0], requests)
     elif action in OF_COORDINATOR:
         yield from _for_coordinator(cluster, stage, action, stage.coordinator(parameters[0]), requests)
+        if action == "Prepare":
+            yield from _for_some(cluster, stage, *parameters)
     elif parameters[0] in stage.config.receivers:
         yield from _for_receiver(cluster, stage, action, stage.receiver(parameters[0]), parameters[1:])
     else:
@@ -147,6 +149,16 @@ def _for_coordinator(
     if node.control is not None:
         yield "control", c
     yield from reads(cluster, c)
+
+
+def _for_some(
+    cluster: Cluster, stage: Stage, c: str, mode: str, cand: int, required: frozenset[tuple[str, int]]
+) -> Iterator[Move]:
+    """Receivers that an attempt leaves out did not answer the survey before it."""
+    node = cluster.coordinators[stage.coordinator(c)]
+    heard = frozenset(stage.receiver(r) for r, _ in required)
+    if node.state.phase is Phase.SURVEYING and heard < cluster.receivers.keys():
+        yield "answer", stage.coordinator(c), heard
 
 
 def _sent(cluster: Cluster, kind: type[Any], wanted: Callable[[Any], bool]) -> Iterator[Move]:
