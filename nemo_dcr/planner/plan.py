@@ -26,8 +26,8 @@ BITS = 8
 GIGA = 10**9
 BASELINE_FACTOR = 1.03
 """Baselines over the checkpoint: residual tensors are kept as sources and as canonical tensors (1.03 to 1.04)."""
-_GBPS = (0.001, 10_000.0)
-_CHANGES = (1e-5, 1.0)
+MOST_GBPS = 10_000.0
+"""No link is faster, when the crossover is looked for."""
 
 
 class Delivery(StrEnum):
@@ -87,7 +87,7 @@ class Plan:
     reference_s: float
     """The full checkpoint instead."""
     crossover_gbps: float | None
-    """From this flow on the full checkpoint is there first; None when that does not happen."""
+    """From this flow on the full checkpoint is there first; None when that does not happen, or was not looked for."""
     crossover_change: float | None
     """The same for the change rate."""
 
@@ -97,8 +97,13 @@ class Plan:
         return self.reference_s / self.latency_s
 
 
-def make_plan(deployment: Deployment, calibration: Calibration, queue: QueueConfig | None = None) -> Plan:
-    """Plan one refit; sizes of queues are the defaults of Appendix C unless given."""
+def make_plan(
+    deployment: Deployment, calibration: Calibration, queue: QueueConfig | None = None, *, crossover: bool = True
+) -> Plan:
+    """Plan one refit; sizes of queues are the defaults of Appendix C unless given.
+
+    `crossover`: also look where the full checkpoint is there first, which takes some dozens of courses.
+    """
     course, latency = _latency(deployment, calibration)
     nbytes = payload_bytes(deployment.model.nbytes, deployment.change, deployment.coding)
     owned = deployment.model.nbytes / deployment.owners
@@ -121,11 +126,15 @@ def make_plan(deployment: Deployment, calibration: Calibration, queue: QueueConf
         receiver_bytes=decoded * slots,
         reference_s=reference_s(deployment, calibration),
         crossover_gbps=_crossing(
-            lambda gbps: _margin(replace(deployment, gbps=gbps), calibration), deployment.gbps, _GBPS[1]
-        ),
+            lambda gbps: _margin(replace(deployment, gbps=gbps), calibration), deployment.gbps, MOST_GBPS
+        )
+        if crossover
+        else None,
         crossover_change=_crossing(
-            lambda change: _margin(replace(deployment, change=change), calibration), deployment.change, _CHANGES[1]
-        ),
+            lambda change: _margin(replace(deployment, change=change), calibration), deployment.change, 1.0
+        )
+        if crossover
+        else None,
     )
 
 

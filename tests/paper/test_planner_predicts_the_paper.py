@@ -21,7 +21,8 @@ RATES = (0.03, 0.05)
 
 
 def planned(size: str, change: float, delivery: Delivery, rates: Calibration = PAPER) -> Plan:
-    return make_plan(Deployment(model=NAMED[size], change=change, delivery=delivery, coding=Coding.paper), rates)
+    deployment = Deployment(model=NAMED[size], change=change, delivery=delivery, coding=Coding.paper)
+    return make_plan(deployment, rates, crossover=False)
 
 
 PLANS = {key: planned(*key) for key in itertools.product(SIZES, RATES, Delivery)}
