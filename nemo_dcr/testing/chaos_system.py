@@ -185,6 +185,10 @@ class ChaosSystem:
         if code != -signal.SIGKILL:
             self.faults.append(f"{process.name} ended by itself with code {code}")
 
+    def _ends(self, name: str) -> tuple[int, ...]:
+        """Codes of a process that was told to end; a relay node that just started does not handle the signal yet."""
+        return (0, -signal.SIGTERM) if name in self.plan.relays else (0,)
+
     def _declare(self, name: str) -> None:
         for path in self.plan.traces.glob(f"{name.replace('/', '-')}-*.ndjson"):
             log = read_log(path)
@@ -349,7 +353,7 @@ class ChaosSystem:
                 process.child.signal(signal.SIGKILL)
                 process.child.join()
                 self._declare(process.name)
-            elif process.child.exitcode != 0 and process.back_at is None:
+            elif process.child.exitcode not in self._ends(process.name) and process.back_at is None:
                 self.bury(process)
         for peer in self._peers.values():
             peer.close()
