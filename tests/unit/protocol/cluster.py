@@ -64,8 +64,10 @@ class Receiver:
     flushing: AttemptId | None = None
     draining: AttemptId | None = None
     awake: bool = False
+    forged: set[PayloadKey] = field(default_factory=set)
+    """Payloads that are applied with bytes that no owner sent under that key."""
     foreign: set[str] = field(default_factory=set)
-    """Items whose words were made by bytes that no owner sent under that key."""
+    """Items whose words were made by such bytes."""
 
 
 @dataclass
@@ -188,7 +190,7 @@ class Cluster:
         for name, r in self.receivers.items():
             storage, staged, issued = dict(r.storage), dict(r.staged), list(r.issued)
             other.receivers[name] = Receiver(
-                r.state, storage, r.up, staged, issued, r.flushing, r.draining, r.awake, set(r.foreign)
+                r.state, storage, r.up, staged, issued, r.flushing, r.draining, r.awake, set(r.forged), set(r.foreign)
             )
         for o, own in self.owners.items():
             stream = None if own.stream is None else list(own.stream)
@@ -515,7 +517,7 @@ class Cluster:
         r = self.receivers[name]
         key, item, xor, word = r.issued.pop(0)
         r.storage[item] = r.storage[item] ^ word if xor else word
-        if (item, xor, word) not in self.payloads[key].records:
+        if key in r.forged:
             r.foreign.add(item)
         elif not xor:
             r.foreign.discard(item)
@@ -649,6 +651,8 @@ class Cluster:
                 case es.PermitApply(_, keys):
                     for key in keys:
                         payload = r.staged.pop(key)
+                        if payload != self.payloads[key]:
+                            r.forged.add(key)
                         r.issued += [(key, *record) for record in payload.records]
                 case es.WakeApply():
                     r.awake = True
