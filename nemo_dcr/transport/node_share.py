@@ -19,7 +19,9 @@ import hashlib
 import logging
 import os
 import shutil
+import stat
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -79,9 +81,10 @@ class NodeShare:
     def _enter(self) -> bool:
         """Be counted among the receivers of the node; True when there is no other one."""
         if self._users is None:
-            self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if os.stat(self._root).st_uid != os.geteuid():
-                raise PermissionError(f"{self._root} belongs to another user; name another directory with share=")
+            self._root.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _require_own(self._root.parent, {os.geteuid(), 0})
+            self._root.mkdir(mode=0o700, exist_ok=True)
+            _require_own(self._root, {os.geteuid()})
             self._users = os.open(self._root / "users", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         alone = True
         try:
@@ -99,7 +102,6 @@ class NodeShare:
         if self._users is None:
             return download()
         path = self._path(announcement.key)
-        pause = threading.Event()
         while (body := _stored(announcement, path)) is None:
             with _locked(path) as mine:
                 if mine:
@@ -109,7 +111,7 @@ class NodeShare:
                         self._store(announcement, path, body)
                     return body
             check()
-            pause.wait(_WAIT_S)
+            time.sleep(_WAIT_S)
         return body
 
     def _path(self, key: PayloadKey) -> Path:
@@ -129,6 +131,16 @@ class NodeShare:
             pass  # a later attempt began, and its receiver deleted the directory
         except OSError as error:
             logger.warning("payload %s is not shared: %s", announcement.key, error)
+
+
+def _require_own(directory: Path, owners: set[int]) -> None:
+    """Others must not be able to put links or directories of theirs in the place of ours.
+
+    Raises: PermissionError.
+    """
+    found = directory.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid not in owners:
+        raise PermissionError(f"{directory} is a link or belongs to another user; name another directory with share=")
 
 
 def _stored(announcement: Announcement, path: Path) -> bytes | None:

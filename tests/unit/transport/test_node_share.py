@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import subprocess
 import sys
 import threading
@@ -222,6 +223,29 @@ def test_where_nothing_can_be_shared_each_downloads_and_is_told_why(
         assert share.take(entry, counted(downloads, body), go_on) == body
     assert len(downloads) == 2
     share.close()
+
+
+@pytest.mark.parametrize("is_link", [True, False])
+def test_a_place_that_others_may_change_is_not_used(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, is_link: bool
+) -> None:
+    """Whoever owns the directory, or the place that a link points to, could replace what lies there."""
+    place = tmp_path / "share"
+    if is_link:
+        (tmp_path / "elsewhere").mkdir()
+        place.symlink_to(tmp_path / "elsewhere")
+    else:
+        first = opened(place)
+        me = os.geteuid()
+        monkeypatch.setattr(os, "geteuid", lambda: me + 1000)  # somebody else's turn
+    with caplog.at_level(logging.WARNING):
+        share = opened(place)
+    assert "another user" in caplog.text
+    entry, body = announced(0)
+    assert share.take(entry, lambda: body, go_on) == body
+    assert files_of(tmp_path) == []
+    if not is_link:
+        first.close()
 
 
 @pytest.mark.slow
