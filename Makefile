@@ -15,6 +15,9 @@ export OMP_NUM_THREADS ?= 1
 # Packages are installed without compiled modules; the first process that imports one keeps it for all the others.
 unexport PYTHONDONTWRITEBYTECODE
 
+# The limit of a test is a signal; where the interpreter stands still, no signal is heard, but this watchdog of C is.
+WATCHDOG := -o faulthandler_timeout=700 -o faulthandler_exit_on_timeout=true --max-worker-restart 0
+
 # Logs, traces and timelines of the emulated WAN stay in DIRECTORY when it is given.
 define wan_run
 directory=$(or $(DIRECTORY),$$(mktemp -d)); code=0; \
@@ -62,13 +65,13 @@ demo: setup ## Train, refit and check a real model on this machine (options: ARG
 	$(BIN)/nemo-dcr demo $(ARGS)
 
 test: setup ## Every test, the slow ones included, but for those that have a target of their own
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m 'not proof and not spec and not model and not deep and not vllm and not megatron and not wan and not servers and not ray' $(ARGS)
+	$(BIN)/python -m pytest $(WATCHDOG) -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m 'not proof and not spec and not model and not deep and not vllm and not megatron and not wan and not servers and not ray' $(ARGS)
 
 test-fast: setup ## The tests that need neither processes, nor Java, nor a real checkpoint
 	$(BIN)/python -m pytest -m 'not slow and not spec and not proof and not model and not deep and not vllm and not megatron and not wan and not servers and not ray' $(ARGS)
 
 servers: setup ## Object storage, relays and the commit record against real servers; needs the Debian package etcd-server
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m servers $(ARGS)
+	$(BIN)/python -m pytest $(WATCHDOG) -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m servers $(ARGS)
 
 ray: setup-ray ## A run of Ray actors: refits, and an engine that is killed and comes back
 	$(BIN)/python -m pytest -m ray tests/ray $(ARGS)

@@ -192,19 +192,26 @@ class SocketCluster:
         self.rank = self.source.ranks[OwnerId(0)]
         self.owner = self._start_owner()
         self._processes = processes
+        self.outcomes: list[CoordinatorEffect] = []
+        try:
+            self._start()
+        except BaseException:
+            self.close()  # threads and processes that nobody could end later
+            raise
+
+    def _start(self) -> None:
         for instance in self.instances:
             self.start_instance(instance)
         self.coordinator = Coordinator(
-            CoordinatorConfig(refit=REFIT, owners=(OwnerId(0),), bootstrap_instances=len(instances)),
+            CoordinatorConfig(refit=REFIT, owners=(OwnerId(0),), bootstrap_instances=len(self.instances)),
             self.endpoints,
             self.control,
             self.store,
             classes=self.prewarm(),
             observer=self._observe,
             clock=self.clock,
-            tracer=self._trace("coordinator", new_incarnation(directory, "coordinator"), self.clock),
+            tracer=self._trace("coordinator", new_incarnation(self.directory, "coordinator"), self.clock),
         )
-        self.outcomes: list[CoordinatorEffect] = []
         self.coordinator.become()
         self.until(Ready)
 
@@ -266,7 +273,7 @@ class SocketCluster:
             else:
                 transport = self.transport_of(instance)
                 service, tracer = engine(self.directory, instance, self.instances[instance], rank, transport)
-                thread = threading.Thread(target=serve, args=(service, tracer))
+                thread = threading.Thread(target=serve, args=(service, tracer), daemon=True)
                 thread.start()
                 self.services.append(service)
                 self.threads.append(thread)
