@@ -194,7 +194,7 @@ def step(state: AttemptState, event: AttemptEvent) -> AttemptStep:
             state = replace(state, gone=state.gone | {_owner_name(owner)})
             return _fail(state, f"owner {owner} is lost: {detail}")
         case DeadlinePassed(passed):
-            return _fail(state, f"deadline passed: {_laggards(state)}") if passed == attempt else (state, ())
+            return _fail(state, f"deadline passed {_laggards(state)}") if passed == attempt else (state, ())
         case AbortRequested():
             return _fail(state, "abort was requested")
 
@@ -327,9 +327,11 @@ def _complete(state: AttemptState) -> AttemptStep:
 
 
 def _fail(state: AttemptState, reason: str) -> AttemptStep:
+    """Stop the attempt. What is told names the process, why, and the phase in which it happened."""
     if state.phase is AttemptPhase.STOPPING:
         return _gone(state)
     plan = state.plan
+    reason = f"{reason}, in phase {state.phase.value}"
     state = replace(state, phase=AttemptPhase.STOPPING, reason=reason)
     failed = Emit(Action.FAIL_ATTEMPT, plan.attempt, {"reason": reason}, {"phase": state.phase.value})
     stops: list[CoordinatorEffect] = [
@@ -362,7 +364,7 @@ def _laggards(state: AttemptState) -> str:
     waits = [
         _owner_name(o.owner) for o in plan.owners if (r := state.owners.get(o.owner)) is None or not is_ended(plan, r)
     ]
-    return f"in phase {state.phase}, without {', '.join([*late, *waits]) or 'nobody'}"
+    return f"without {', '.join([*late, *waits]) or 'nobody'}"
 
 
 def _is_member(plan: AttemptPlan, receiver: ReceiverId, incarnation: Incarnation) -> bool:

@@ -2,7 +2,8 @@
 
 Bits of all receivers and trackers equal a dense load of the committed version; every version was committed once, by one
 attempt that all its required receivers acknowledged in the incarnations that the record names; requests saw one
-committed version from beginning to end; no receiver wrote under an attempt that it had not installed, or had stopped.
+committed version from beginning to end; no receiver wrote under an attempt that it had not installed, or had stopped;
+each failed attempt was told with the process that it failed for and the phase in which it did.
 
 Paper: Section 6.3; Proposition 1   Spec: CommitExact, CommitAcked, SingleCommit, BaselineBound, GateSafe, FenceMono
 Conditions: SC3, SC7
@@ -10,6 +11,7 @@ Conditions: SC3, SC7
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -24,9 +26,13 @@ from nemo_dcr.testing.chaos_roles import bits_digest, read_served
 from nemo_dcr.testing.chaos_source import TENSORS, Lineage, SystemPlan
 from nemo_dcr.testing.chaos_system import ChaosSystem
 from nemo_dcr.testing.local_oracle import StoredBits
-from nemo_dcr.trace import Event
+from nemo_dcr.trace import Action, Event
 
 DUMP_S = 60.0
+FAILURE = re.compile(
+    r"(receiver \S+/\d+|owner \d+|deadline passed without|abort was requested)\b.*, in phase [a-z]+", re.DOTALL
+)
+"""What the reason of a failed attempt says: who, why, and in which phase."""
 METAS = {meta.name: meta for meta in TENSORS}
 
 
@@ -118,12 +124,13 @@ def wrong_served(system: ChaosSystem, lineage: Lineage) -> tuple[int, list[str]]
 
 
 def wrong_traces(traces: Path) -> list[str]:
-    """Attempts that went backwards, and writes behind a fence."""
+    """Attempts that went backwards, writes behind a fence, and failed attempts of which nobody can tell why."""
     found = []
     for path in sorted(traces.glob("*.ndjson")):
         if path.name in ("killed.ndjson", "control.ndjson"):
             continue
-        found += [f"{path.name}: {fault}" for fault in fence_faults(read_log(path).events)]
+        events = read_log(path).events
+        found += [f"{path.name}: {fault}" for fault in [*fence_faults(events), *nameless_failures(events)]]
     return found
 
 
@@ -142,6 +149,12 @@ def fence_faults(events: Iterable[Event]) -> list[str]:
         if event.action == "ApplyItem" and (event.attempt != installed or event.attempt in stopped):
             found.append(f"line {event.seq + 1}: wrote under attempt {event.attempt}, installed {installed}")
     return found
+
+
+def nameless_failures(events: Iterable[Event]) -> list[str]:
+    """Failed attempts whose reason does not name a process and a phase."""
+    failed = [(event, str(event.args["reason"])) for event in events if event.action == Action.FAIL_ATTEMPT]
+    return [f"line {event.seq + 1}: {reason!r}" for event, reason in failed if not FAILURE.fullmatch(reason)]
 
 
 def _events(path: Path) -> tuple[Event, ...]:

@@ -325,7 +325,7 @@ def test_an_engine_that_leaves_fails_the_attempt_and_is_not_required_in_the_next
     cluster.train(rate=0.5)
     cluster.at("ApplyItem", lambda: cluster.remove_instance(E1), node="e0/0")
     finish(cluster, 1)
-    assert failures(cluster) == ["receiver e1/0 is lost: it left the endpoints"]
+    assert failures(cluster) == ["receiver e1/0 is lost: it left the endpoints, in phase applying"]
     assert prepares(cluster) == ["xor", "overwrite"]
     assert required(cluster, cluster.record.attempt) == {"e0", "e2"}
 

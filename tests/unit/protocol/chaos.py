@@ -7,9 +7,11 @@ from collections.abc import Callable
 
 from nemo_dcr.config import GateMode
 from nemo_dcr.ids import instance_of
+from nemo_dcr.protocol.coordinator_events import AttemptEnded
 from nemo_dcr.protocol.transition_state import Phase
+from nemo_dcr.testing.chaos_checks import FAILURE
 from tests.unit.protocol.cluster import Cluster
-from tests.unit.protocol.invariants import FINALLY, INVARIANTS, check
+from tests.unit.protocol.invariants import FINALLY, INVARIANTS, InvariantBroken, check
 
 ALL_FAULTS = ("kill", "restart", "owner", "baseline", "takeover", "lost", "lost_owner", "expire", "unknown", "abort")
 
@@ -113,6 +115,9 @@ def walk(
         check(c, names)
     if settle:
         settle_down(c, rng, names)
+    for outcome in c.outcomes:
+        if isinstance(outcome, AttemptEnded) and outcome.reason and not FAILURE.fullmatch(outcome.reason):
+            raise InvariantBroken(f"a failure names its process and phase: {outcome.reason!r}")
     return c
 
 

@@ -105,7 +105,9 @@ def test_failed_attempt_is_retried_as_overwrites_over_the_mixture():
     cluster._receive(E0, es.ApplyFailed(cluster.receivers[E0].state.attempt, "LC1 broken"))
     finish(cluster)
     assert modes(cluster) == ["restore", "xor", "overwrite"]
-    assert [outcome.reason for outcome in ended(cluster, ce.AttemptEnded)][1] == "receiver e0/0: LC1 broken"
+    assert [outcome.reason for outcome in ended(cluster, ce.AttemptEnded)][
+        1
+    ] == "receiver e0/0: LC1 broken, in phase applying"
 
 
 def test_attempt_that_failed_before_any_write_is_still_never_repeated_as_xor():
@@ -198,7 +200,9 @@ def test_requested_abort_stops_a_running_attempt():
     until_phase(cluster, Phase.RUNNING)
     cluster.abort(0)
     finish(cluster)
-    assert [outcome.reason for outcome in ended(cluster, ce.AttemptEnded)][1] == "abort was requested"
+    assert [outcome.reason for outcome in ended(cluster, ce.AttemptEnded)][
+        1
+    ] == "abort was requested, in phase preparing"
     assert cluster.control._dead == {"c1"}
 
 
@@ -440,7 +444,7 @@ def test_old_reports_do_not_take_a_member_back():
 def test_failure_names_the_receiver(change, reason):
     cluster, state = running()
     state, effects = attempts.step(state, ce.ReceiverReported(replace(report(cluster.receivers[E0].state), **change)))
-    assert (state.phase, state.reason) == (AttemptPhase.STOPPING, reason)
+    assert (state.phase, state.reason) == (AttemptPhase.STOPPING, f"{reason}, in phase preparing")
     stopped = [e.call for e in effects if isinstance(e, ce.CallReceiver | ce.CallOwner)]
     assert len(stopped) == 3
 
@@ -454,7 +458,7 @@ def test_failed_attempt_waits_for_every_stop_but_those_of_lost_endpoints():
     assert state.phase is AttemptPhase.STOPPING
     state, effects = attempts.step(state, ce.ReceiverLost(E1, Incarnation(0), "silent"))
     assert (state.phase, effects) == (AttemptPhase.FAILED, (ce.AttemptEnded(AttemptId(2), state.reason),))
-    assert state.reason == "receiver e0/0 is lost: silent"
+    assert state.reason == "receiver e0/0 is lost: silent, in phase preparing"
 
 
 def test_acknowledgement_over_other_payloads_than_were_sent_fails_the_attempt():
@@ -472,7 +476,7 @@ def test_deadline_names_who_had_not_finished():
     state, _ = attempts.step(state, ce.DeadlinePassed(AttemptId(1)))
     assert state.phase is AttemptPhase.PREPARING
     state, _ = attempts.step(state, ce.DeadlinePassed(AttemptId(2)))
-    assert state.reason == "deadline passed: in phase preparing, without e0/0, e1/0, owner 0"
+    assert state.reason == "deadline passed without e0/0, e1/0, owner 0, in phase preparing"
 
 
 # ----------------------------------------------------------------------------------------------------------- membership

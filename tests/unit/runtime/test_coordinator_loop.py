@@ -114,7 +114,7 @@ def test_a_broken_connection_is_a_loss_at_once(cluster: LocalCluster) -> None:
     cluster.run(lambda: cluster.idle)
     assert failed[0] - crashed[0] < FAST.lost_after_s / 2
     (ended,) = [effect for effect in cluster.outcomes if isinstance(effect, AttemptEnded) and effect.reason]
-    assert ended.reason == "receiver e1/0 is lost: the connection broke"
+    assert ended.reason == "receiver e1/0 is lost: the connection broke, in phase applying"
 
 
 def test_one_lost_status_call_does_not_cost_an_engine_its_place(

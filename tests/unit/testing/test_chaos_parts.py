@@ -13,7 +13,7 @@ from nemo_dcr.cli.chaos import PayloadWay, RecordPlace
 from nemo_dcr.control import MemoryControl
 from nemo_dcr.errors import ControlPlaneUnavailable
 from nemo_dcr.ids import AttemptId, Incarnation
-from nemo_dcr.testing.chaos_checks import fence_faults
+from nemo_dcr.testing.chaos_checks import fence_faults, nameless_failures
 from nemo_dcr.testing.chaos_patience import Patience
 from nemo_dcr.testing.chaos_plans import (
     ACTIVE,
@@ -190,3 +190,25 @@ def test_a_write_behind_a_fence_and_an_attempt_that_goes_backwards_are_found() -
     assert fence_faults([*good, line(3, "ApplyItem", 2, 2)]) == ["line 4: wrote under attempt 2, installed 2"]
     assert fence_faults([*good[:1], line(1, "ApplyItem", 1, 2)]) == ["line 2: wrote under attempt 1, installed 2"]
     assert fence_faults([*good, line(3, "EndpointPrepare", 1, 1)]) == ["line 4: attempt 1 after attempt 2"]
+
+
+def test_a_failed_attempt_that_names_no_process_or_no_phase_is_found() -> None:
+    def failed(seq: int, reason: str) -> Event:
+        return Event(
+            1, "coordinator", Incarnation(1), seq, seq, Action.FAIL_ATTEMPT.value, AttemptId(2), {"reason": reason}, {}
+        )
+
+    good = [
+        failed(0, "receiver e0/0 is lost: no reply, in phase applying"),
+        failed(1, "owner 3: the transport\nfailed, in phase staging"),
+        failed(2, "deadline passed without e0/0, owner 1, in phase preparing"),
+        failed(3, "abort was requested, in phase closing"),
+    ]
+    assert nameless_failures(good) == []
+    told = [
+        "receiver e0/0 is lost: no reply",
+        "somebody is lost, in phase applying",
+        "receiver is lost, in phase applying",
+    ]
+    found = nameless_failures([failed(seq, reason) for seq, reason in enumerate(told)])
+    assert found == [f"line {seq + 1}: {reason!r}" for seq, reason in enumerate(told)]
