@@ -9,6 +9,8 @@ the run that shows it again.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import random
 import shutil
 import statistics
@@ -18,6 +20,7 @@ import tempfile
 import threading
 import time
 from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from enum import StrEnum
 from pathlib import Path
@@ -25,10 +28,14 @@ from typing import Annotated
 
 import typer
 
+from nemo_dcr.errors import OperatorNeeded
 from nemo_dcr.testing import chaos_world
 from nemo_dcr.testing.chaos_plans import Case, all_cases
 from nemo_dcr.testing.chaos_run import TRANSITIONS, Outcome, RunResult, numbered, run
+from nemo_dcr.testing.chaos_source import RecordPlace
 from nemo_dcr.testing.chaos_system import fork_server
+from nemo_dcr.testing.etcd_server import etcd_binary
+from nemo_dcr.testing.seaweedfs import seaweedfs_binary
 
 EXIT_BREACH = 1
 NAMED = {"kill": "death", "cut": "cut off", "full": "full disk", "split": "split"}
@@ -40,16 +47,30 @@ VALIDATION_S = 600.0
 """Some seconds when nothing else runs."""
 
 
-class RecordPlace(StrEnum):
+class Records(StrEnum):
     """Where the commit records of the runs lie."""
 
     SQLITE = "sqlite"
     ETCD = "etcd"
+    S3 = "s3"
     MIXED = "mixed"
 
-    def is_etcd(self, number: int) -> bool:
-        """The record of the run with this number lies in an etcd server."""
-        return self is RecordPlace.ETCD or (self is RecordPlace.MIXED and number % MIXED_EACH == MIXED_EACH - 1)
+    def places(self, numbers: Iterable[int], servers: Sequence[RecordPlace]) -> list[RecordPlace]:
+        """The place of each of the runs with these numbers; mixed: every fourth run has one of the servers in turn."""
+        if self is not Records.MIXED:
+            return [RecordPlace(self.value) for _ in numbers]
+        turns = itertools.cycle(servers or [RecordPlace.SQLITE])
+        return [next(turns) if number % MIXED_EACH == MIXED_EACH - 1 else RecordPlace.SQLITE for number in numbers]
+
+
+def installed_servers() -> list[RecordPlace]:
+    """The places whose server this machine can start."""
+    found = []
+    for place, binary in ((RecordPlace.ETCD, etcd_binary), (RecordPlace.S3, seaweedfs_binary)):
+        with contextlib.suppress(OperatorNeeded):
+            binary()
+            found.append(place)
+    return found
 
 
 class PayloadWay(StrEnum):
@@ -74,9 +95,9 @@ def main(
         str, typer.Option(help="Module that validates directories of traces; empty: none is validated.")
     ] = "",
     record: Annotated[
-        RecordPlace,
-        typer.Option(help="Where records lie; mixed: in one run of four in an etcd server, if there is one."),
-    ] = RecordPlace.MIXED,
+        Records,
+        typer.Option(help="Where records lie; mixed: in one run of four in a server, etcd and S3 in turn."),
+    ] = Records.MIXED,
     payloads: Annotated[
         PayloadWay, typer.Option(help="How payloads travel; mixed: in one run of four through relay nodes.")
     ] = PayloadWay.MIXED,
@@ -94,15 +115,20 @@ def main(
     runs = [(chosen[0], only)] if only is not None else numbered(chosen, transitions)
     world = chaos_world.enter()
     left_out = "" if world else "; full disks, cuts and splits are left out, which need root"
-    if record is RecordPlace.MIXED and shutil.which("etcd") is None:
-        record, left_out = RecordPlace.SQLITE, f"{left_out}; records in etcd are left out, which need its server"
-    known = all_cases(world=world, etcd=record is not RecordPlace.SQLITE, relays=payloads is not PayloadWay.FILES)
+    servers = installed_servers() if record is Records.MIXED else []
+    for place in (RecordPlace.ETCD, RecordPlace.S3):
+        if record is Records.MIXED and place not in servers:
+            left_out += f"; records in {place.value} are left out, which need its server"
+    places = record.places((number for _, number in runs), servers)
+    known = all_cases(
+        world=world, server=any(place.is_server for place in places), relays=payloads is not PayloadWay.FILES
+    )
     if payloads is PayloadWay.MIXED:
         known = list(dict.fromkeys([*all_cases(world=world), *known]))
     typer.echo(f"chaos: seeds {','.join(map(str, chosen))}, {len(runs)} runs of {TRANSITIONS} transitions{left_out}")
     directory = keep or Path(tempfile.mkdtemp(prefix="nemo-dcr-chaos-"))
     begin = time.monotonic()
-    results = _run_all(runs, directory, systems, keep is not None, validator, world, record, payloads)
+    results = _run_all(runs, places, directory, systems, keep is not None, validator, world, payloads)
     if table is not None:
         table.write_text(_table(results, known), encoding="utf-8")
     failed = any(result.breaches for result in results)
@@ -117,15 +143,15 @@ def main(
 
 def _run_all(
     runs: list[tuple[int, int]],
+    records: list[RecordPlace],
     directory: Path,
     systems: int,
     keeps: bool,
     validator: str,
     world: bool,
-    record: RecordPlace,
     payloads: PayloadWay,
 ) -> list[RunResult]:
-    context, results = fork_server(etcd=record is not RecordPlace.SQLITE), []
+    context, results = fork_server({place for place in records if place.is_server}), []
     validation = threading.Semaphore(1)
 
     def one(place: int, seed: int, number: int) -> RunResult:
@@ -135,7 +161,7 @@ def _run_all(
             directory / f"{seed}-{number}",
             context,
             place if world else None,
-            etcd=record.is_etcd(number),
+            record=records[place],
             relays=payloads.has_relays(number),
         )
         if validator and place % VALIDATED_EACH == 0:
@@ -175,7 +201,7 @@ def summary(results: list[RunResult], known: int, seconds: float) -> str:
         f"{len(faulted)} faulted transitions of {len(outcomes)}",
         f"{len(cases)} of {known} points and kinds reached",
         f"{sum(outcome.double for outcome in faulted)} double faults",
-        f"{sum(result.etcd for result in results)} runs with etcd",
+        *(f"{sum(result.record is place for result in results)} with {place.value}" for place in RecordPlace),
         f"{sum(result.relays for result in results)} with relays",
         f"{sum(result.requests for result in results)} requests checked",
         f"{sum(result.validated for result in results)} traces validated",

@@ -147,10 +147,10 @@ def members(group: str, rng: random.Random, receivers: list[str], owners: list[s
             return (group,)
 
 
-def all_cases(*, world: bool = False, etcd: bool = False, relays: bool = False) -> list[Case]:
+def all_cases(*, world: bool = False, server: bool = False, relays: bool = False) -> list[Case]:
     """Every pair that `faults` can lead to; with a `world` of its own also cuts, splits and full disks.
 
-    With `etcd` the server of the record is struck too, with `relays` their nodes; they hold no payload on a disk.
+    With `server` the one of the record is struck too, with `relays` their nodes; they hold no payload on a disk.
     """
     kinds = (Kind.KILL, Kind.STOP)
     roles = {
@@ -175,9 +175,9 @@ def all_cases(*, world: bool = False, etcd: bool = False, relays: bool = False) 
     if relays and world:
         cases += [Case(RELAY, "any time", "at", Kind.CUT.value)]
         cases += [Case(NETWORK, apart(*groups), "at", Kind.SPLIT.value) for groups in RELAY_GROUPS]
-    if etcd:
+    if server:
         cases += [Case(RECORD, "any time", "at", kind.value) for kind in kinds]
-    if etcd and world:
+    if server and world:
         cases += [Case(RECORD, "any time", "at", Kind.CUT.value)]
         cases += [Case(NETWORK, apart(*groups), "at", Kind.SPLIT.value) for groups in RECORD_GROUPS]
     return cases

@@ -29,9 +29,9 @@ from nemo_dcr.testing.chaos_patience import Patience
 from nemo_dcr.testing.chaos_payloads import relay_addresses, relay_of
 from nemo_dcr.testing.chaos_plans import ACTIVE, ASYNC_ONLY, STANDBY, Case, Faults, all_cases, faults
 from nemo_dcr.testing.chaos_points import Kind, Strike
-from nemo_dcr.testing.chaos_record import RECORD, etcd_address
+from nemo_dcr.testing.chaos_record import RECORD, record_server
 from nemo_dcr.testing.chaos_roles import TRAIN, Train
-from nemo_dcr.testing.chaos_source import Lineage, SystemPlan, write_whole
+from nemo_dcr.testing.chaos_source import Lineage, RecordPlace, SystemPlan, write_whole
 from nemo_dcr.testing.chaos_system import COORDINATORS, ChaosSystem, SystemState
 
 TRANSITIONS = 4
@@ -65,7 +65,7 @@ class RunResult:
     directory: Path
     outcomes: list[Outcome] = field(default_factory=list)
     requests: int = 0
-    etcd: bool = False
+    record: RecordPlace = RecordPlace.SQLITE
     relays: bool = False
     validated: bool = False
     breaches: list[str] = field(default_factory=list)
@@ -73,13 +73,13 @@ class RunResult:
     @property
     def name(self) -> str:
         """How to run it again."""
-        places = f"--record {'etcd' if self.etcd else 'sqlite'} --payloads {'relays' if self.relays else 'files'}"
+        places = f"--record {self.record.value} --payloads {'relays' if self.relays else 'files'}"
         return f"--seed {self.seed} --only {self.number} {places}"
 
 
-def cases_of(seed: int, number: int, *, world: bool = False, etcd: bool = False, relays: bool = False) -> list[Case]:
+def cases_of(seed: int, number: int, *, world: bool = False, server: bool = False, relays: bool = False) -> list[Case]:
     """The cases of a run: runs of one seed go through a shuffled list of all, again and again."""
-    cases = all_cases(world=world, etcd=etcd, relays=relays)
+    cases = all_cases(world=world, server=server, relays=relays)
     random.Random(f"cases {seed}").shuffle(cases)
     first = number * TRANSITIONS
     chosen = [cases[(first + each) % len(cases)] for each in range(TRANSITIONS)]
@@ -94,16 +94,17 @@ def plan_of(
     cases: Sequence[Case],
     place: int | None = None,
     *,
-    etcd: bool = False,
+    record: RecordPlace = RecordPlace.SQLITE,
     relays: bool = False,
 ) -> SystemPlan:
     """Sizes, gate and clocks of a run; `place` numbers the systems of a world of its own."""
     rng = random.Random(f"plan {seed} {number}")
     instances = rng.choice(({"e0": 1, "e1": 1}, {"e0": 1, "e1": 2}))
     names = ["owner-0", "owner-1", *COORDINATORS, *(f"{i}/{rank}" for i, n in instances.items() for rank in range(n))]
-    names += [RECORD] if etcd else []
+    names += [RECORD] if record.is_server else []
     names += [relay_of(instance) for instance in instances] if relays else []
     hosts = {} if place is None else {name: chaos_world.host(place, each) for each, name in enumerate(names)}
+    at, keys = record_server(record, hosts.get(RECORD))
     wants_async = any(case.point in ASYNC_ONLY for case in cases)
     return SystemPlan(
         directory=directory,
@@ -113,7 +114,9 @@ def plan_of(
         gate=GateMode.ASYNC if wants_async or rng.random() < 0.4 else GateMode.SYNC,
         skew_s={name: rng.choice((0.0, 0.0, -0.7, 0.7)) for name in COORDINATORS},
         keeps_baselines=rng.random() < 0.4 and all(case.point != "RebuildBaseline" for case in cases),
-        etcd=etcd_address(hosts.get(RECORD)) if etcd else "",
+        record=record,
+        record_at=at,
+        record_keys=keys,
         relays=relay_addresses(instances, hosts) if relays else {},
         hosts=hosts,
     )
@@ -126,16 +129,16 @@ def run(
     context: ForkServerContext,
     place: int | None = None,
     *,
-    etcd: bool = False,
+    record: RecordPlace = RecordPlace.SQLITE,
     relays: bool = False,
 ) -> RunResult:
     """Carry out one run; `directory` must not exist. Breaches are told, not raised.
 
     `place` numbers the run among all of a world of its own; None: there is none, so nothing is cut or full.
     """
-    result = RunResult(seed, number, directory, etcd=etcd, relays=relays)
-    cases = cases_of(seed, number, world=place is not None, etcd=etcd, relays=relays)
-    plan = plan_of(seed, number, directory, cases, place, etcd=etcd, relays=relays)
+    result = RunResult(seed, number, directory, record=record, relays=relays)
+    cases = cases_of(seed, number, world=place is not None, server=record.is_server, relays=relays)
+    plan = plan_of(seed, number, directory, cases, place, record=record, relays=relays)
     directory.mkdir(parents=True)
     rng = random.Random(f"run {seed} {number}")
     system = ChaosSystem(plan, context, rng)
@@ -146,8 +149,7 @@ def run(
             receivers, owners = [str(r) for r in chaos_checks.receivers_of(plan)], [f"owner-{o}" for o in range(2)]
             drawn = faults(case, rng, receivers, owners)
             result.outcomes.append(_Transition(system, lineage, transition, drawn).run())
-            record = system.control.history()[-1]
-            result.breaches += chaos_checks.wrong_bits(system, lineage, record)
+            result.breaches += chaos_checks.wrong_bits(system, lineage, system.control.history()[-1])
             result.breaches += chaos_checks.wrong_records(system.control, plan.traces)
             if result.breaches:
                 break

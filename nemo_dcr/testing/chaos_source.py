@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import zlib
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 
 import msgspec
@@ -28,6 +29,7 @@ from nemo_dcr.testing.local_source import LocalRank, LocalSource
 from nemo_dcr.testing.toy_loader import Composed, PadRows, Rule, Slice, Transpose
 from nemo_dcr.trace import Action, Emit
 from nemo_dcr.transport.relay.keys import Security
+from nemo_dcr.transport.s3_client import S3Credentials
 
 TENSORS = (
     TensorMeta("a.w", (8, 4), "BF16"),
@@ -45,6 +47,20 @@ RULES: dict[str, Rule] = {
 }
 RATE = 0.4
 """Share of the elements that a candidate changes."""
+
+
+class RecordPlace(StrEnum):
+    """Where the commit record of a system lies."""
+
+    SQLITE = "sqlite"
+    """In a file, which no fault takes away."""
+    ETCD = "etcd"
+    S3 = "s3"
+
+    @property
+    def is_server(self) -> bool:
+        """A process of the system serves it."""
+        return self is not RecordPlace.SQLITE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,8 +83,11 @@ class SystemPlan:
     """A standby takes over from a coordinator that is silent for so long."""
     keeps_baselines: bool = False
     """Baselines lie in files, and outlive their processes."""
-    etcd: str = ""
-    """HOST:PORT of the etcd server of the commit record; empty: the record is a SQLite file."""
+    record: RecordPlace = RecordPlace.SQLITE
+    record_at: str = ""
+    """HOST:PORT of the server of the commit record; empty where it is a file."""
+    record_keys: S3Credentials | None = None
+    """What an S3 server of the record demands."""
     relays: dict[str, str] = field(default_factory=dict)
     """Where each relay node listens, by its name; empty: payloads lie in files."""
     hosts: dict[str, str] = field(default_factory=dict)

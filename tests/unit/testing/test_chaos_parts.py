@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nemo_dcr.cli.chaos import PayloadWay, RecordPlace
+from nemo_dcr.cli.chaos import PayloadWay, Records
 from nemo_dcr.control import MemoryControl
 from nemo_dcr.errors import ControlPlaneUnavailable
 from nemo_dcr.ids import AttemptId, Incarnation
@@ -30,6 +30,7 @@ from nemo_dcr.testing.chaos_plans import (
 )
 from nemo_dcr.testing.chaos_points import Edge, Kind, Strike, Striker, StrikingControl, StrikingTracer, read_struck
 from nemo_dcr.testing.chaos_run import TRANSITIONS, RunResult, cases_of, numbered
+from nemo_dcr.testing.chaos_source import RecordPlace
 from nemo_dcr.trace import Action, Emit, Event
 
 
@@ -110,7 +111,7 @@ def test_runs_of_one_seed_take_every_case_once_before_any_comes_again() -> None:
 
 def test_a_split_keeps_two_groups_apart_that_share_nobody() -> None:
     receivers, owners = ["e0/0", "e1/0", "e1/1"], ["owner-0", "owner-1"]
-    splits = [case for case in all_cases(world=True, etcd=True, relays=True) if case.kind == Kind.SPLIT]
+    splits = [case for case in all_cases(world=True, server=True, relays=True) if case.kind == Kind.SPLIT]
     assert len(splits) == len((*GROUPS, *RELAY_GROUPS, *RECORD_GROUPS))
     for case in splits:
         drawn = faults(case, random.Random(2), receivers, owners).split
@@ -125,27 +126,28 @@ def test_a_split_keeps_two_groups_apart_that_share_nobody() -> None:
 
 
 def test_a_run_is_run_again_with_the_record_and_the_payloads_that_it_had() -> None:
-    assert [RecordPlace.MIXED.is_etcd(number) for number in range(8)] == [False, False, False, True] * 2
+    file, etcd, s3 = RecordPlace
+    assert Records.MIXED.places([0, 1, 2, 3] * 3, [etcd, s3]) == [*[file] * 3, etcd, *[file] * 3, s3, *[file] * 3, etcd]
+    assert Records.MIXED.places([3, 3], []) == [file, file]
+    assert Records.S3.places([0, 3], []) == [s3, s3]
     assert [PayloadWay.MIXED.has_relays(number) for number in range(8)] == [False, True, False, False] * 2
-    assert not RecordPlace.SQLITE.is_etcd(3)
     assert not PayloadWay.FILES.has_relays(1)
-    assert RecordPlace.ETCD.is_etcd(0)
     assert PayloadWay.RELAYS.has_relays(0)
-    assert RunResult(7, 3, Path(), etcd=True).name == "--seed 7 --only 3 --record etcd --payloads files"
+    assert RunResult(7, 3, Path(), record=etcd).name == "--seed 7 --only 3 --record etcd --payloads files"
     assert RunResult(7, 1, Path(), relays=True).name == "--seed 7 --only 1 --record sqlite --payloads relays"
 
 
-@pytest.mark.parametrize("server", ["record", "relay"])
-def test_a_server_is_killed_stopped_cut_off_and_split_where_there_is_one(server: str) -> None:
-    def kinds(*, etcd: bool, relays: bool) -> set[str]:
-        cases = all_cases(world=True, etcd=etcd, relays=relays)
-        return {case.kind for case in cases if case.role == server or (case.role == "network" and server in case.point)}
+@pytest.mark.parametrize("struck", ["record", "relay"])
+def test_a_server_is_killed_stopped_cut_off_and_split_where_there_is_one(struck: str) -> None:
+    def kinds(*, server: bool, relays: bool) -> set[str]:
+        cases = all_cases(world=True, server=server, relays=relays)
+        return {case.kind for case in cases if case.role == struck or (case.role == "network" and struck in case.point)}
 
     everything = {Kind.KILL, Kind.STOP, Kind.CUT, Kind.SPLIT}
-    assert kinds(etcd=server == "record", relays=server == "relay") == everything
-    assert kinds(etcd=server != "record", relays=server != "relay") == set()
-    struck = faults(Case(server, "any time", "at", "kill"), random.Random(3), ["e0/0", "e1/0"], ["owner-0"]).outside
-    assert struck[0][1] in {"record", "relay-e0", "relay-e1"}
+    assert kinds(server=struck == "record", relays=struck == "relay") == everything
+    assert kinds(server=struck != "record", relays=struck != "relay") == set()
+    outside = faults(Case(struck, "any time", "at", "kill"), random.Random(3), ["e0/0", "e1/0"], ["owner-0"]).outside
+    assert outside[0][1] in {"record", "relay-e0", "relay-e1"}
 
 
 def test_every_case_strikes_its_point_in_its_own_role() -> None:
