@@ -365,7 +365,7 @@ class World(Cluster):
                 if own.publisher is not None:
                     own.publisher.stop()
                 return False
-            case os_.CopyCandidate(_, version) | os_.RefillBaseline(_, version):
+            case os_.CopyCandidate(_, version, _) | os_.RefillBaseline(_, version, _):
                 own = self._owner(node)
                 own.copy_effect, own.copy_version, own.copying = effect, version, []
                 tag = own.delta.tag

@@ -1,9 +1,9 @@
 """The baseline of a trainer that starts again, from the files that an earlier process of this rank left.
 
 The trainer may come back with any weights, an older checkpoint of its own among them: where the files are sealed as the
-version and candidate that the commit record names, the next refit sends the difference to those, and not everything.
-In every other case the baseline is lost, as one in memory is.
-Not handled: whether the files belong to this run (give each run a directory).
+version, candidate and digest of the commit record, the next refit sends the difference to those, and not everything.
+In every other case the baseline is lost, as one in memory is; files of another run are such a case.
+Not handled: two runs that write one directory at the same time.
 
 Paper: Section 5; Section 6.3   Spec: StartOwner   Conditions: SC3
 """
@@ -29,7 +29,7 @@ def take_over(delta: DeltaOwner, record: str) -> TrackerTag:
             "owner %d: the baseline in files is not used, the record does not answer: %s", delta.owner, problem
         )
         return TrackerTag()
-    if committed is not None and delta.recover(committed.version, committed.candidate):
+    if committed is not None and delta.recover(committed.version, committed.candidate, committed.digest):
         return TrackerTag(TrackerKind.AT, committed.version)
     logger.warning("owner %d: the baseline in files is not the committed version; it is lost", delta.owner)
     return TrackerTag()

@@ -143,7 +143,6 @@ class Owner:
             tracker, digest = TrackerTag(), b""
             if committed == NO_CANDIDATE:
                 weights.delta.capture(Version(0))
-                weights.delta.seal(NO_CANDIDATE)
                 tracker = TrackerTag(TrackerKind.AT, Version(0))
                 digest = b"" if files is None else first_digest(files, ranks.calls, weights.delta)
             elif baseline is not None and baseline.dir:

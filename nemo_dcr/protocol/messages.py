@@ -216,6 +216,8 @@ class UpdateBaseline:
     candidate: CandidateId
     version: Version
     """K.ver, which the baseline will hold."""
+    digest: bytes = b""
+    """K.digest, with which a baseline in files is sealed; empty: it is not sealed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +228,8 @@ class RebuildBaseline:
     candidate: CandidateId
     """K.cand; the empty string for version 0."""
     version: Version
+    digest: bytes = b""
+    """As in `UpdateBaseline`."""
 
 
 @dataclass(frozen=True, slots=True)

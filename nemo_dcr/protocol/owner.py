@@ -345,7 +345,7 @@ def _update_baseline(state: OwnerState, call_id: int, call: UpdateBaseline) -> O
         return _ignore(state, call_id, state.attempt, f"update to {call.candidate!r} refused: {refusal}")
     tracker = TrackerTag(TrackerKind.UPDATING, state.tracker.version)
     state = replace(state, tracker=tracker, filling=call.version, baseline_digest=b"")
-    copy = CopyCandidate(call.candidate, call.version)
+    copy = CopyCandidate(call.candidate, call.version, call.digest)
     return state, (copy, _answer(state, call_id), _emit(state, Action.UPDATE_BASELINE, version=call.version))
 
 
@@ -358,7 +358,7 @@ def _rebuild(state: OwnerState, call_id: int, call: RebuildBaseline) -> OwnerSte
         refusal = f"resident weights are {state.resident!r}, baseline {state.tracker}, frozen {state.candidate!r}"
         return _ignore(state, call_id, state.attempt, f"rebuild of version {call.version} refused: {refusal}")
     state = replace(state, filling=call.version)
-    refill = RefillBaseline(call.candidate, call.version)
+    refill = RefillBaseline(call.candidate, call.version, call.digest)
     return state, (refill, _answer(state, call_id), _emit(state, Action.REBUILD_BASELINE, version=call.version))
 
 

@@ -238,6 +238,8 @@ class CopyCandidate:
 
     candidate: CandidateId
     version: Version
+    digest: bytes = b""
+    """K.digest, with which the complete baseline is sealed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +248,8 @@ class RefillBaseline:
 
     candidate: CandidateId
     version: Version
+    digest: bytes = b""
+    """As in `CopyCandidate`."""
 
 
 @dataclass(frozen=True, slots=True)

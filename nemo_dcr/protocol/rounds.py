@@ -68,7 +68,9 @@ def merge(state: CoordinatorState, report: OwnerReport) -> CoordinatorState:
 
 def update_baselines(state: CoordinatorState, record: Record) -> CoordinatorStep:
     """Roll forward, first round: every baseline takes the committed candidate."""
-    calls = {o: CallOwner(UpdateBaseline(o, record.candidate, record.version)) for o in state.config.owners}
+    calls = {
+        o: CallOwner(UpdateBaseline(o, record.candidate, record.version, record.digest)) for o in state.config.owners
+    }
     state = replace(state, ending=record.candidate, phase=Phase.UPDATING)
     rolled = emit(state, Action.ROLL_FORWARD, record.attempt, candidate=record.candidate)
     state, effects = _begin_owners(state, Phase.UPDATING, calls)
@@ -77,7 +79,9 @@ def update_baselines(state: CoordinatorState, record: Record) -> CoordinatorStep
 
 def rebuild_baselines(state: CoordinatorState, record: Record) -> CoordinatorStep:
     """Refill lost baselines whose resident weights are the committed version."""
-    calls = {o: CallOwner(RebuildBaseline(o, record.candidate, record.version)) for o in state.config.owners}
+    calls = {
+        o: CallOwner(RebuildBaseline(o, record.candidate, record.version, record.digest)) for o in state.config.owners
+    }
     return _begin_owners(state, Phase.REBUILDING, calls)
 
 

@@ -292,7 +292,7 @@ class OwnerNode:
             if self._changes is not None and self._streamed is not None and self._streamed[0] == candidate:
                 self._changes.append(copy.version, candidate, self._streamed[1])
             self._feed(BaselineFilled(copy.version))
-            self.delta.seal(candidate)
+            self.delta.seal(candidate, copy.digest)
 
     def _refill(self, refill: RefillBaseline) -> None:
         try:
@@ -308,7 +308,7 @@ class OwnerNode:
         else:
             self._feed(BaselineFilled(refill.version))
             if holds_version(self._state.tracker, refill.version):
-                self.delta.seal(refill.candidate)
+                self.delta.seal(refill.candidate, refill.digest)
             else:
                 self.delta.lose_baseline()  # the weights changed under the copy
 

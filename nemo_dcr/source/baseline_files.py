@@ -1,11 +1,12 @@
 """The words of one owner's baseline in mapped files, so that they outlive the trainer process.
 
 Files alone prove nothing: a process may have died in the middle of a copy, and the record may have moved on. So a
-complete baseline is sealed with the version and the candidate that it is, and with a digest of every word. The seal is
-broken before the first word changes. After a restart the files are taken over only when the seal names what the commit
-record says now and every digest is that of the words; otherwise the baseline is lost, and what follows is what follows
-the loss of one in memory.
-Not handled: a host that lost power (the digests find out); sharing a directory between runs.
+complete baseline is sealed with the version, the candidate and the digest of its commit record, and with a digest of
+every word. The seal is broken before the first word changes. After a restart the files are taken over only when the
+seal names what the commit record says now and every digest is that of the words; otherwise the baseline is lost, and
+what follows is what follows the loss of one in memory. The record's digest is a chain over all payloads since the first
+version, so that files of another run with the same names and numbers are not taken for those of this one.
+Not handled: a host that lost power (the digests find out).
 
 Paper: Section 5 (task tracker, residual baseline)   Spec: StartOwner   Decisions: D12   Conditions: SC3
 """
@@ -43,6 +44,8 @@ class Seal:
 
     version: Version
     candidate: CandidateId
+    digest: bytes
+    """Of the commit record."""
     trackers: dict[str, SealedTracker]
 
 
@@ -68,26 +71,30 @@ class BaselineFiles:
         os.replace(temporary, path)
         return mapped
 
-    def seal(self, version: Version, candidate: CandidateId, trackers: Mapping[str, Words]) -> None:
+    def seal(self, version: Version, candidate: CandidateId, digest: bytes, trackers: Mapping[str, Words]) -> None:
         """All words are those of the committed `candidate`: say so, after they reached the disk's cache."""
         sealed = {key: _sealed(words) for key, words in trackers.items()}
         temporary = self._directory / f"{SEAL}.{os.getpid()}"
-        temporary.write_bytes(msgspec.json.encode(Seal(version, candidate, sealed)))
+        temporary.write_bytes(msgspec.json.encode(Seal(version, candidate, digest, sealed)))
         os.replace(temporary, self._directory / SEAL)
 
     def break_seal(self) -> None:
         """The words are about to change. Idempotent."""
         (self._directory / SEAL).unlink(missing_ok=True)
 
-    def recover(self, version: Version, candidate: CandidateId, keys: Iterable[str]) -> dict[str, Words] | None:
-        """The words of every key, if they are sealed as this version and candidate; None otherwise."""
+    def recover(
+        self, version: Version, candidate: CandidateId, digest: bytes, keys: Iterable[str]
+    ) -> dict[str, Words] | None:
+        """The words of every key, if they are sealed as what the record says; None otherwise."""
         path = self._directory / SEAL
         try:
             seal = msgspec.json.decode(path.read_bytes(), type=Seal)
         except (OSError, msgspec.DecodeError):
             return None
         wanted = set(keys)
-        if (seal.version, seal.candidate) != (version, candidate) or seal.trackers.keys() != wanted:
+        if (seal.version, seal.candidate, seal.digest) != (version, candidate, digest):
+            return None
+        if seal.trackers.keys() != wanted:
             return None
         found = {key: self._words(key, tracker) for key, tracker in seal.trackers.items()}
         words = {key: each for key, each in found.items() if each is not None}

@@ -167,24 +167,28 @@ class DeltaOwner:
         for baseline in self._baselines:
             baseline.lose()
 
-    def seal(self, candidate: CandidateId) -> None:
-        """The baseline is complete and is the committed `candidate`: it may outlive this process where it has files."""
+    def seal(self, candidate: CandidateId, digest: bytes) -> None:
+        """The baseline is complete and is the committed `candidate`: it may outlive this process where it has files.
+
+        `digest`: that of the commit record; without one nothing could prove later that this is the baseline.
+        """
         tag = self.tag
         if (
             self._files is not None
+            and digest
             and tag is not None
             and tag.state is BaselineState.COMMITTED
             and tag.version is not None
         ):
             words = {f"{group}/{key}": each.words(key) for group, each in enumerate(self._baselines) for key in each}
-            self._files.seal(tag.version, candidate, words)
+            self._files.seal(tag.version, candidate, digest, words)
 
-    def recover(self, version: Version, candidate: CandidateId) -> bool:
-        """Take the baseline over from its files if they are proved to be the committed `candidate`; True if so."""
+    def recover(self, version: Version, candidate: CandidateId, digest: bytes) -> bool:
+        """Take the baseline over from its files if they are proved to be what the record says; True if so."""
         keys = [(group, key) for group, baseline in enumerate(self._baselines) for key in baseline]
         if self._files is None:
             return False
-        found = self._files.recover(version, candidate, [f"{group}/{key}" for group, key in keys])
+        found = self._files.recover(version, candidate, digest, [f"{group}/{key}" for group, key in keys])
         if found is None:
             return False
         for group, key in keys:

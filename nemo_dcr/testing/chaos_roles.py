@@ -216,11 +216,10 @@ def owner_role(plan: SystemPlan, rank: int, strikes: tuple[Strike, ...] = ()) ->
     tracker = TrackerTag()
     if trainer.is_first:
         delta.capture(Version(0))
-        delta.seal(NO_CANDIDATE)
         tracker = TrackerTag(TrackerKind.AT, Version(0))
     elif plan.keeps_baselines:
         record = _committed(plan)
-        if delta.recover(record.version, record.candidate):
+        if delta.recover(record.version, record.candidate, record.digest):
             tracker = TrackerTag(TrackerKind.AT, record.version)
     transport = open_payloads(plan)
     node = OwnerNode(

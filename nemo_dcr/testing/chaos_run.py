@@ -141,7 +141,11 @@ def run(
     plan = plan_of(seed, number, directory, cases, place, record=record, relays=relays)
     directory.mkdir(parents=True)
     rng = random.Random(f"run {seed} {number}")
-    system = ChaosSystem(plan, context, rng)
+    try:
+        system = ChaosSystem(plan, context, rng)
+    except NemoDcrError as problem:
+        result.breaches.append(f"it did not start: {type(problem).__name__}: {problem}")
+        return result
     try:
         lineage = Lineage(plan)
         _bootstrap(system)
@@ -160,7 +164,10 @@ def run(
     except NemoDcrError as problem:
         result.breaches.append(f"{type(problem).__name__}: {problem}")
     finally:
-        system.close()
+        try:
+            system.close()
+        except NemoDcrError as problem:
+            result.breaches.append(f"it did not end in order: {type(problem).__name__}: {problem}")
     write_whole(directory / "outcomes.json", msgspec.json.format(msgspec.json.encode(result.outcomes)))
     result.breaches += system.faults
     result.breaches += chaos_checks.wrong_traces(plan.traces)

@@ -88,7 +88,10 @@ class ChaosSystem:
         rng: random.Random,
         coordinators: Sequence[str] = COORDINATORS,
     ) -> None:
-        """Start everything. `rng` draws how long a dead process stays away; the first coordinator is active."""
+        """Start everything. `rng` draws how long a dead process stays away; the first coordinator is active.
+
+        Raises: NemoDcrError when something cannot start; nothing is left then.
+        """
         for directory in (plan.addresses, plan.traces, plan.served):
             directory.mkdir(parents=True)
         self.plan = plan
@@ -113,6 +116,14 @@ class ChaosSystem:
         """Processes that ended in a way that nobody struck."""
         self.processes: dict[str, Process] = {}
         self._server: RecordProcess | None = None
+        try:
+            self._start(coordinators)
+        except BaseException:
+            self._release()
+            raise
+
+    def _start(self, coordinators: Sequence[str]) -> None:
+        plan = self.plan
         if plan.record.is_server:
             server = self._serve_record(())
             self.processes[RECORD] = Process(RECORD, self._serve_record, server)
@@ -335,15 +346,27 @@ class ChaosSystem:
         return answer is not None and not answer.problem
 
     def close(self) -> None:
-        """End every process, in order where that is possible, and write the journal next to the traces."""
+        """End every process, in order where that is possible, and write the journal next to the traces.
+
+        Raises: EndpointLost when the server of the record does not come back; nothing is left then either.
+        """
         for _, mend in self._mends:
             mend()
         for process in self.processes.values():
             process.child.signal(signal.SIGCONT)
-        if self.processes.pop(RECORD, None) is not None and self._server is not None:
+        try:
+            self._end_in_order()
+            with contextlib.suppress(OperatorNeeded):
+                write_journal(self.plan.traces / "control.ndjson", self.control.journal())
+        finally:
+            self._release()
+
+    def _end_in_order(self) -> None:
+        if RECORD in self.processes and self._server is not None:
             if self._server.exitcode is not None:
-                self._serve_record(())
+                self.processes[RECORD].child = self._serve_record(())
             self._server.await_answer()
+            del self.processes[RECORD]
         for name in self.processes:
             self.ask(name, STOP, Nothing())
         for name in self.plan.relays:
@@ -356,15 +379,19 @@ class ChaosSystem:
                 self._declare(process.name)
             elif process.child.exitcode not in self._ends(process.name) and process.back_at is None:
                 self.bury(process)
+
+    def _release(self) -> None:
+        """Nothing lives on, nothing stays open."""
+        for process in self.processes.values():
+            process.child.signal(signal.SIGKILL)
+            process.child.join()
+        if self._server is not None:
+            self._server.end()
         for peer in self._peers.values():
             peer.close()
         self.endpoints.close()
-        with contextlib.suppress(OperatorNeeded):
-            write_journal(self.plan.traces / "control.ndjson", self.control.journal())
         close_record(self.control)
         close_record(self._looker)
-        if self._server is not None:
-            self._server.end()
         if self.plan.hosts:
             chaos_world.remove_store(self.plan.payloads)
             chaos_world.leave(self.plan.hosts.values())

@@ -677,7 +677,7 @@ class Cluster:
                     own.started, own.stream = effect, list(self.groups[o])
                 case os_.StopStream(attempt):
                     own.stopping = attempt
-                case os_.CopyCandidate(_, version) | os_.RefillBaseline(_, version):
+                case os_.CopyCandidate(_, version, _) | os_.RefillBaseline(_, version, _):
                     own.copying, own.copy_version = list(self.items[o]), version
                 case os_.ReloadCommitted():
                     record = self.record()

@@ -15,6 +15,7 @@ from nemo_dcr.source.delta import DeltaOwner
 from nemo_dcr.testing.local_source import LocalSource
 
 OWNER, FIRST, SECOND = OwnerId(0), CandidateId("c1"), CandidateId("c2")
+DIGESTS = {FIRST: b"of the first", SECOND: b"of the second", NO_CANDIDATE: b"of none"}
 TENSORS = (
     TensorMeta("a", (8, 4), "BF16"),
     TensorMeta("b", (40,), "F32"),
@@ -48,21 +49,21 @@ def move(source: LocalSource, delta: DeltaOwner, candidate: CandidateId, version
     source.ranks[OWNER].load(candidate)
     assert list(delta.stream(AttemptMode.OVERWRITE, {}, attempt=AttemptId(version)))
     delta.update_baseline(Version(version))
-    delta.seal(candidate)
+    delta.seal(candidate, DIGESTS[candidate])
 
 
 @pytest.mark.parametrize("residual", [False, True])
 def test_a_sealed_baseline_comes_back_bit_for_bit_and_goes_on(tmp_path: Path, residual: bool) -> None:
     before = at_version_1(tmp_path, residual)
     source, delta = started(tmp_path, residual)
-    assert delta.recover(Version(1), FIRST)
+    assert delta.recover(Version(1), FIRST, DIGESTS[FIRST])
     assert held(delta) == before
     move(source, delta, SECOND, 2)
     after = held(delta)
     assert after != before
     _, third = started(tmp_path, residual)
-    assert not third.recover(Version(1), FIRST)
-    assert third.recover(Version(2), SECOND)
+    assert not third.recover(Version(1), FIRST, DIGESTS[FIRST])
+    assert third.recover(Version(2), SECOND, DIGESTS[SECOND])
     assert held(third) == after
 
 
@@ -72,8 +73,24 @@ def test_files_of_another_version_or_candidate_than_the_record_are_not_taken(
 ) -> None:
     at_version_1(tmp_path)
     _, delta = started(tmp_path)
-    assert not delta.recover(Version(version), candidate)
+    assert not delta.recover(Version(version), candidate, DIGESTS[candidate])
     assert str(delta.tag) == "lost"
+
+
+def test_files_of_another_run_with_the_same_names_and_numbers_are_not_taken(tmp_path: Path) -> None:
+    at_version_1(tmp_path)
+    _, delta = started(tmp_path)
+    assert not delta.recover(Version(1), FIRST, b"of another run")
+    assert not delta.recover(Version(1), FIRST, b"")
+    assert delta.recover(Version(1), FIRST, DIGESTS[FIRST])
+
+
+def test_a_baseline_without_the_digest_of_a_record_is_not_sealed(tmp_path: Path) -> None:
+    _, delta = started(tmp_path)
+    delta.capture(Version(0))
+    delta.seal(NO_CANDIDATE, b"")
+    assert not (tmp_path / f"owner-{OWNER}" / SEAL).exists()
+    assert not started(tmp_path)[1].recover(Version(0), NO_CANDIDATE, b"")
 
 
 def test_one_changed_bit_a_short_file_or_a_missing_one_loses_the_baseline(tmp_path: Path) -> None:
@@ -86,14 +103,14 @@ def test_one_changed_bit_a_short_file_or_a_missing_one_loses_the_baseline(tmp_pa
         if change != "missing":
             path.write_bytes(bytes(data) if change == "bit" else bytes(data[:-1]))
         _, delta = started(tmp_path / change)
-        assert not delta.recover(Version(1), FIRST), change
+        assert not delta.recover(Version(1), FIRST, DIGESTS[FIRST]), change
 
 
 def test_a_process_that_dies_inside_an_update_leaves_no_baseline(tmp_path: Path) -> None:
     """The seal is broken before the first word changes, so neither version is claimed."""
     at_version_1(tmp_path)
     source, delta = started(tmp_path)
-    assert delta.recover(Version(1), FIRST)
+    assert delta.recover(Version(1), FIRST, DIGESTS[FIRST])
     source.ranks[OWNER].load(SECOND)
 
     def die(name: str) -> None:
@@ -102,7 +119,7 @@ def test_a_process_that_dies_inside_an_update_leaves_no_baseline(tmp_path: Path)
     with pytest.raises(KeyboardInterrupt):
         delta.update_baseline(Version(2), die)
     for version, candidate in ((1, FIRST), (2, SECOND)):
-        assert not started(tmp_path)[1].recover(Version(version), candidate)
+        assert not started(tmp_path)[1].recover(Version(version), candidate, DIGESTS[candidate])
 
 
 def test_a_lost_baseline_and_a_new_capture_break_the_seal(tmp_path: Path) -> None:
@@ -116,7 +133,7 @@ def test_a_lost_baseline_and_a_new_capture_break_the_seal(tmp_path: Path) -> Non
 
 def test_a_baseline_that_is_not_complete_is_not_sealed(tmp_path: Path) -> None:
     _, delta = started(tmp_path)
-    delta.seal(FIRST)
+    delta.seal(FIRST, DIGESTS[FIRST])
     assert not (tmp_path / "owner-0" / SEAL).exists()
 
 

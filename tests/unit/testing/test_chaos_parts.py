@@ -29,8 +29,9 @@ from nemo_dcr.testing.chaos_plans import (
     relays_of,
 )
 from nemo_dcr.testing.chaos_points import Edge, Kind, Strike, Striker, StrikingControl, StrikingTracer, read_struck
-from nemo_dcr.testing.chaos_run import TRANSITIONS, RunResult, cases_of, numbered
+from nemo_dcr.testing.chaos_run import TRANSITIONS, RunResult, cases_of, numbered, run
 from nemo_dcr.testing.chaos_source import RecordPlace
+from nemo_dcr.testing.chaos_system import fork_server
 from nemo_dcr.trace import Action, Emit, Event
 
 
@@ -214,3 +215,18 @@ def test_a_failed_attempt_that_names_no_process_or_no_phase_is_found() -> None:
     ]
     found = nameless_failures([failed(seq, reason) for seq, reason in enumerate(told)])
     assert found == [f"line {seq + 1}: {reason!r}" for seq, reason in enumerate(told)]
+
+
+def test_a_system_that_cannot_start_is_a_breach_of_its_run_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other runs go on; nothing but the server of the record was started before it failed."""
+    program = tmp_path / "bin" / "etcd"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\necho no room >&2\nexit 3\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
+    result = run(1, 0, tmp_path / "run", fork_server(), record=RecordPlace.ETCD)
+    (breach,) = result.breaches
+    assert breach.startswith("it did not start: EndpointLost: endpoint etcd is lost: ended with 3: no room")
+    assert result.outcomes == []
