@@ -5,42 +5,42 @@ the run that shows it again.
 
     python -m nemo_dcr.cli.chaos --transitions 160 --seeds 11,12,13,14
     python -m nemo_dcr.cli.chaos --seed 12 --only 3 --keep DIRECTORY
+    python -m nemo_dcr.cli.chaos --transitions 10000 --results FILE --minutes 60      (again, until no run is left)
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-import random
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from nemo_dcr.errors import OperatorNeeded
+from nemo_dcr.errors import InvalidConfig, OperatorNeeded
 from nemo_dcr.testing import chaos_world
-from nemo_dcr.testing.chaos_plans import Case, all_cases
-from nemo_dcr.testing.chaos_run import TRANSITIONS, Outcome, RunResult, numbered, run
+from nemo_dcr.testing.chaos_plans import all_cases
+from nemo_dcr.testing.chaos_results import Results, summary, table_of
+from nemo_dcr.testing.chaos_run import TRANSITIONS, RunResult, numbered, run
 from nemo_dcr.testing.chaos_source import RecordPlace
 from nemo_dcr.testing.chaos_system import fork_server
 from nemo_dcr.testing.etcd_server import etcd_binary
 from nemo_dcr.testing.seaweedfs import seaweedfs_binary
 
 EXIT_BREACH = 1
-NAMED = {"kill": "death", "cut": "cut off", "full": "full disk", "split": "split"}
-OF_NO_ROLE = ("full", "split")
 MIXED_EACH = 4
+TOLD_EACH = 50
+"""One line of progress for so many runs."""
 VALIDATED_EACH = 10
 """Traces of one run in so many are validated against the specification."""
 VALIDATION_S = 600.0
@@ -103,6 +103,12 @@ def main(
     ] = PayloadWay.MIXED,
     keep: Annotated[Path | None, typer.Option(help="Keep logs, traces and records here.")] = None,
     table: Annotated[Path | None, typer.Option(help="Write the table of points to this file.")] = None,
+    results: Annotated[
+        Path | None, typer.Option(help="Keep what each run found in this file, and leave out the runs that it holds.")
+    ] = None,
+    minutes: Annotated[
+        float | None, typer.Option(min=0, help="Begin no more runs after so long; go on later with --results.")
+    ] = None,
 ) -> None:
     """Run chaos and print one summary line last.
 
@@ -110,75 +116,98 @@ def main(
     """
     if only is not None and seed is None:
         raise typer.BadParameter("--only needs the --seed of the run")
-    chosen = [seed] if seed is not None else [int(each) for each in seeds.split(",") if each]
-    chosen = chosen or [random.SystemRandom().randrange(1 << 31) for _ in range(4)]
-    runs = [(chosen[0], only)] if only is not None else numbered(chosen, transitions)
+    given = [seed] if seed is not None else [int(each) for each in seeds.split(",") if each]
+    try:
+        found = Results(results, given)
+    except InvalidConfig as problem:
+        raise typer.BadParameter(str(problem)) from problem
+    chosen = found.seeds
+    numbers = [(chosen[0], only)] if only is not None else numbered(chosen, transitions)
     world = chaos_world.enter()
     left_out = "" if world else "; full disks, cuts and splits are left out, which need root"
     servers = installed_servers() if record is Records.MIXED else []
     for place in (RecordPlace.ETCD, RecordPlace.S3):
         if record is Records.MIXED and place not in servers:
             left_out += f"; records in {place.value} are left out, which need its server"
-    places = record.places((number for _, number in runs), servers)
+    records = record.places((number for _, number in numbers), servers)
+    runs = [
+        _Run(place, *each, lies, payloads.has_relays(each[1]))
+        for place, (each, lies) in enumerate(zip(numbers, records, strict=True))
+    ]
     known = all_cases(
-        world=world, server=any(place.is_server for place in places), relays=payloads is not PayloadWay.FILES
+        world=world, server=any(lies.is_server for lies in records), relays=payloads is not PayloadWay.FILES
     )
     if payloads is PayloadWay.MIXED:
         known = list(dict.fromkeys([*all_cases(world=world), *known]))
     typer.echo(f"chaos: seeds {','.join(map(str, chosen))}, {len(runs)} runs of {TRANSITIONS} transitions{left_out}")
     directory = keep or Path(tempfile.mkdtemp(prefix="nemo-dcr-chaos-"))
     begin = time.monotonic()
-    results = _run_all(runs, places, directory, systems, keep is not None, validator, world, payloads)
+    until = float("inf") if minutes is None else begin + 60.0 * minutes
+    _run_all(runs, found, directory, systems, until, keeps=keep is not None, validator=validator, world=world)
     if table is not None:
-        table.write_text(_table(results, known), encoding="utf-8")
-    failed = any(result.breaches for result in results)
+        table.write_text(table_of(found.runs, known), encoding="utf-8")
+    failed = any(result.breaches for result in found.runs)
     if failed:
         typer.echo(f"chaos: what the runs with a breach left is in {directory}")
     elif keep is None:
         shutil.rmtree(directory, ignore_errors=True)
-    typer.echo(summary(results, len(known), time.monotonic() - begin))
+    if left := len(found.missing(numbers)):
+        typer.echo(f"chaos: {left} runs are left; {'the same command goes on' if results else '--results keeps them'}")
+    typer.echo(summary(found.runs, len(known), time.monotonic() - begin))
     if failed:
         raise typer.Exit(EXIT_BREACH)
 
 
+@dataclass(frozen=True)
+class _Run:
+    place: int
+    """Its number in a world of its own."""
+    seed: int
+    number: int
+    record: RecordPlace
+    relays: bool
+
+
 def _run_all(
-    runs: list[tuple[int, int]],
-    records: list[RecordPlace],
+    runs: list[_Run],
+    found: Results,
     directory: Path,
     systems: int,
+    until: float,
+    *,
     keeps: bool,
     validator: str,
     world: bool,
-    payloads: PayloadWay,
-) -> list[RunResult]:
-    context, results = fork_server({place for place in records if place.is_server}), []
+) -> None:
+    """Carry out the runs that `found` lacks, several at once; none begins after the time `until`."""
+    context = fork_server({each.record for each in runs if each.record.is_server})
     validation = threading.Semaphore(1)
 
-    def one(place: int, seed: int, number: int) -> RunResult:
-        result = run(
-            seed,
-            number,
-            directory / f"{seed}-{number}",
-            context,
-            place if world else None,
-            record=records[place],
-            relays=payloads.has_relays(number),
-        )
-        if validator and place % VALIDATED_EACH == 0:
+    def one(each: _Run) -> RunResult | None:
+        if time.monotonic() >= until:
+            return None
+        place = each.place if world else None
+        name = f"{each.seed}-{each.number}"
+        result = run(each.seed, each.number, directory / name, context, place, record=each.record, relays=each.relays)
+        if validator and each.place % VALIDATED_EACH == 0:
             with validation:
                 result.breaches += _validate(validator, result)
         return result
 
+    missing = set(found.missing([(each.seed, each.number) for each in runs]))
     with ThreadPoolExecutor(systems) as pool:
-        jobs = [pool.submit(one, place, *each) for place, each in enumerate(runs)]
+        jobs = [pool.submit(one, each) for each in runs if (each.seed, each.number) in missing]
         for job in as_completed(jobs):
             result = job.result()
-            results.append(result)
+            if result is None:
+                continue
+            found.add(result)
             for breach in result.breaches:
                 typer.echo(f"chaos: BREACH in {result.name}: {breach}")
             if not keeps and not result.breaches:
                 shutil.rmtree(result.directory, ignore_errors=True)
-    return results
+            if len(found.runs) % TOLD_EACH == 0:
+                typer.echo(f"chaos: {len(found.runs)} of {len(runs)} runs ended")
 
 
 def _validate(module: str, result: RunResult) -> list[str]:
@@ -189,59 +218,6 @@ def _validate(module: str, result: RunResult) -> list[str]:
         return [f"traces: {module} did not end within {VALIDATION_S:g} s"]
     result.validated = True
     return [] if done.returncode == 0 else [f"traces: {(done.stdout + done.stderr).strip()[-1500:]}"]
-
-
-def summary(results: list[RunResult], known: int, seconds: float) -> str:
-    """Everything in one line."""
-    outcomes = [outcome for result in results for outcome in result.outcomes]
-    faulted = [outcome for outcome in outcomes if outcome.struck]
-    cases = {str(outcome.case) for outcome in faulted if outcome.reached}
-    breaches = sum(len(result.breaches) for result in results)
-    parts = [
-        f"{len(faulted)} faulted transitions of {len(outcomes)}",
-        f"{len(cases)} of {known} points and kinds reached",
-        f"{sum(outcome.double for outcome in faulted)} double faults",
-        *(f"{sum(result.record is place for result in results)} with {place.value}" for place in RecordPlace),
-        f"{sum(result.relays for result in results)} with relays",
-        f"{sum(result.requests for result in results)} requests checked",
-        f"{sum(result.validated for result in results)} traces validated",
-        *(f"{name} recovered in {text}" for name, text in recovery(faulted).items()),
-        f"{breaches} breaches",
-        f"{seconds:.0f} s",
-    ]
-    return f"chaos: {'FAILED' if breaches else 'ok'}: " + ", ".join(parts)
-
-
-def recovery(outcomes: list[Outcome]) -> dict[str, str]:
-    """Median and longest time from a lone fault until everybody served the committed version, by role."""
-    times: dict[str, list[float]] = defaultdict(list)
-    for outcome in outcomes:
-        if outcome.recovered_s is None or outcome.double:
-            continue
-        kind, role = outcome.struck[0].split()[0], outcome.case.role
-        if kind in NAMED:
-            times[NAMED[kind] if kind in OF_NO_ROLE else f"{role} {NAMED[kind]}"].append(outcome.recovered_s)
-    return {
-        role: f"{statistics.median(found):.1f} s (median) {max(found):.1f} s (longest)"
-        for role, found in sorted(times.items())
-    }
-
-
-def _table(results: list[RunResult], cases: list[Case]) -> str:
-    """Runs and outcomes of every point and kind, as Markdown."""
-    runs: dict[str, Counter[str]] = {str(case): Counter() for case in cases}
-    for result in results:
-        for outcome in result.outcomes:
-            row = runs[str(outcome.case)]
-            row["drawn"] += 1
-            row["reached"] += outcome.reached
-            row["committed"] += outcome.committed
-            row["given up"] += not outcome.committed
-            row["attempts"] += outcome.attempts
-    columns = ("drawn", "reached", "committed", "given up", "attempts")
-    lines = [f"| Point and kind | {' | '.join(columns)} |", "|---|" + "---:|" * len(columns)]
-    lines += [f"| {case} | {' | '.join(str(row[each]) for each in columns)} |" for case, row in runs.items()]
-    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":
