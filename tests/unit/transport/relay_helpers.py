@@ -179,7 +179,8 @@ class FarLink(CuttableLink):
         with contextlib.suppress(OSError):
             while True:
                 due, data = waiting.get(timeout=PATIENCE_S)
-                time.sleep(max(0.0, due - time.monotonic()))
+                while (left_s := due - time.monotonic()) > 0:
+                    time.sleep(left_s)
                 if not data:
                     break
                 sink.sendall(data)
