@@ -49,11 +49,13 @@ class _StallingPublisher:
         self._inner = inner
         self._left = payloads
         self._attempt = attempt
+        self._turn = threading.Lock()
         self._stopped = threading.Event()
 
     def publish(self, key: PayloadKey, data: Buffer, digest: bytes) -> Announcement:
-        self._stall_at_zero()
-        self._left -= 1
+        with self._turn:  # several payloads come at once
+            self._stall_at_zero()
+            self._left -= 1
         return self._inner.publish(key, data, digest)
 
     def close_set(self) -> Manifest:

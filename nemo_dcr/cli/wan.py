@@ -237,7 +237,10 @@ def report(outcome: Outcome) -> dict[str, Any]:
     """All of it for programs."""
 
     def told(rows: list[WanRow]) -> list[dict[str, Any]]:
-        return [{**asdict(row), "remainder_s": row.remainder_s, "speedup": row.speedup} for row in rows]
+        return [
+            {**asdict(row), "remainder_s": row.remainder_s, "speedup": row.speedup, "link_use": row.link_use}
+            for row in rows
+        ]
 
     return {
         "ok": not outcome.unmet,

@@ -101,6 +101,11 @@ class WanRow:
         return self.reference_s / self.latency_s
 
     @property
+    def link_use(self) -> float:
+        """Share of the transport bound for which the payloads alone keep one link busy: the root's, or a node's."""
+        return self.v_payload * 8 / (self.rate_mbit * 1e6) / max(self.transport_s, 1e-9)
+
+    @property
     def meets_latency(self) -> bool:
         """Whether latency is within the factor of the transport lower bound, where that bound is long enough."""
         return self.transport_s < BOUND_S or self.latency_s <= LATENCY_FACTOR * self.transport_s
@@ -196,7 +201,7 @@ def construction_bound_s(refit: RefitTimeline) -> float:
 
 _HEADINGS = (
     "transport", "case", "v", "rate", "payloads", "V_payload", "crossed", "x V", "with heads", "interface", "latency s",
-    "construct", "transport", "final", "rest", "reference", "speed-up",
+    "construct", "transport", "link use", "final", "rest", "reference", "speed-up",
 )  # fmt: skip
 
 
@@ -217,6 +222,7 @@ def table(rows: Sequence[WanRow]) -> str:
             f"{row.latency_s:.3f}",
             f"{row.construction_s:.3f}",
             f"{row.transport_s:.3f}",
+            f"{row.link_use:.2f}",
             f"{row.finalization_s:.3f}",
             f"{row.remainder_s:.3f}",
             f"{row.reference_s:.1f}",

@@ -98,7 +98,8 @@ class WanSite:
             bucket_target_bytes=target_bytes(model),
             # Half a second before the first payload is seen would be a tenth of a refit here.
             # The hosts are one machine: receivers of different hosts must not share what they downloaded.
-            transport=f"{self.store.url}&look_most_s=0.1&share=none",
+            # Four payloads of 150 KB keep a link of 40 ms busy; more of them would stand in its queue, before listings.
+            transport=f"{self.store.url}&look_most_s=0.1&share=none&parallel=4",
             # Checks overlap with transport here, so no time that they took could be subtracted from the latency.
             post_apply_check=False,
             listen={name: f"tcp://{host.address}:{CONTROL_PORT}" for name, host in self._hosts.items()},

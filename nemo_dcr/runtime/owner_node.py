@@ -53,6 +53,7 @@ from nemo_dcr.protocol.tags import TrackerTag
 from nemo_dcr.record import DELTA_MODES, AttemptMode
 from nemo_dcr.runtime.change_log import ChangeLog
 from nemo_dcr.runtime.payload_stream import FormedPayload, PayloadStream
+from nemo_dcr.runtime.publish_window import PublishWindow
 from nemo_dcr.runtime.stepper import Stepper
 from nemo_dcr.runtime.timings import StageClock
 from nemo_dcr.source.baseline import BaselineState, Copied
@@ -220,8 +221,7 @@ class OwnerNode:
                 apart=self._apart,
             )
             with stream as payloads:
-                for payload in payloads:
-                    self._publish(publisher, attempt, payload)
+                self._send_all(publisher, attempt, payloads)
             self.timings.mark(attempt, "construct_ended")
             manifest = publisher.close_set()
             self._count(attempt)
@@ -253,15 +253,37 @@ class OwnerNode:
         self._feed(BaselineLost(f"it is {tag} and the record is at {start.version}; the next attempt sends everything"))
         raise AttemptStopped(start.attempt, "the baseline was given up")
 
-    def _publish(self, publisher: Publisher, attempt: AttemptId, payload: FormedPayload) -> None:
-        """One payload goes out: its line first, so that nobody takes in one that no line tells of."""
-        number, encoded = payload.number, payload.encoded
-        self._feed(PayloadFormed(attempt, number, payload.names, payload.masks))
-        with self.timings.stage(attempt, "publish", str(number)):
-            publisher.publish(encoded.key, encoded.data, encoded.digest)
-        self.timings.count(attempt, "payloads", 1)
-        self.timings.count(attempt, "payload_bytes", len(encoded.data))
-        self._feed(PayloadPublished(attempt, number, encoded.digest))
+    def _send_all(self, publisher: Publisher, attempt: AttemptId, payloads: PayloadStream) -> None:
+        """Every payload goes out: its line first, so that nobody takes in one that no line tells of."""
+
+        def going(payload: FormedPayload) -> None:
+            if self._is_stopped(attempt):
+                raise AttemptStopped(attempt, "its stream was stopped")
+            self._feed(PayloadFormed(attempt, payload.number, payload.names, payload.masks))
+
+        def publish(payload: FormedPayload) -> None:
+            encoded = payload.encoded
+            with self.timings.stage(attempt, "publish", str(payload.number)):
+                publisher.publish(encoded.key, encoded.data, encoded.digest)
+            self.timings.count(attempt, "payloads", 1)
+            self.timings.count(attempt, "payload_bytes", len(encoded.data))
+
+        def published(number: int, digest: bytes) -> None:
+            self._feed(PayloadPublished(attempt, number, digest))
+
+        if not self._apart:  # whoever steps this node owns the schedule
+            for payload in payloads:
+                going(payload)
+                publish(payload)
+                published(payload.number, payload.encoded.digest)
+            return
+        name = f"publish-{self.delta.owner}"
+        with PublishWindow(
+            publisher, self._queue, name=name, going=going, publish=publish, published=published
+        ) as window:
+            for payload in payloads:
+                window.send(payload)
+            window.finish()
 
     def _count(self, attempt: AttemptId) -> None:
         counts = self.delta.counts

@@ -3,8 +3,8 @@
 Axis: seconds since the epoch. t0 is the first `construct_began` of an owner, t1 its last `baseline_updated`; intervals
 are clipped to [t0, t1]. A lower bound is the time that the intervals of some stages cover on the busiest owner,
 overlaps counted once: construct and encode for construction, publish for transport. Finalization runs from the end of
-the last application to t1. The trace has one process for each node and one for the refits, and one row for each stage;
-it opens in Perfetto (ui.perfetto.dev) and in chrome://tracing.
+the last application to t1. The trace has one process for each node and one for the refits, and one row for each stage,
+more where its intervals overlap; it opens in Perfetto (ui.perfetto.dev) and in chrome://tracing.
 Not handled: attempts without a baseline update, such as a restore or a failed one: they have no window.
 
 Paper: Appendix C (timed window, lower bounds, finalization), Figure C.5; Section 8.7, Figure 11
@@ -25,6 +25,8 @@ TRANSPORT = ("publish",)
 _ROWS = ("construct", "encode", "publish", "download", "fetch", "verify", "decode", "apply", "baseline")
 """Rows of a node from top to bottom; stages that are not named here come after them."""
 _MICROSECONDS = 1e6
+_LANES = 64
+"""Rows that overlapping intervals of one stage may take; further ones share the last."""
 
 
 def covered(intervals: Iterable[tuple[float, float]]) -> float:
@@ -109,9 +111,20 @@ def chrome_trace(refits: Sequence[RefitTimeline]) -> bytes:
 def _node(timings: Timings, process: int) -> list[dict[str, Any]]:
     others = sorted({span.stage for span in timings.spans} - set(_ROWS))
     rows = {stage: row for row, stage in enumerate((*_ROWS, *others))}
-    used = sorted({span.stage for span in timings.spans}, key=rows.__getitem__)
-    events = [_named("thread_name", process, rows[stage], stage) for stage in used]
-    events += [_slice(span, process, rows[span.stage]) for span in timings.spans]
+    ends: dict[str, list[float]] = {}
+    slices = []
+    for span in sorted(timings.spans, key=lambda span: span.begin):
+        lanes = ends.setdefault(span.stage, [])
+        lane = next((number for number, end in enumerate(lanes) if end <= span.begin), len(lanes))
+        lane = min(lane, _LANES - 1)
+        lanes[lane : lane + 1] = [span.end]
+        slices.append(_slice(span, process, rows[span.stage] * _LANES + lane))
+    events = [
+        _named("thread_name", process, rows[stage] * _LANES + lane, stage)
+        for stage in sorted(ends, key=rows.__getitem__)
+        for lane in range(len(ends[stage]))
+    ]
+    events += slices
     for name, instant in timings.marks.items():
         at = {"ph": "i", "s": "p", "name": name, "pid": process, "tid": 0, "ts": instant * _MICROSECONDS}
         events.append(at)

@@ -2,7 +2,8 @@
 
 Every instant is read from the monotonic clock and told as seconds since the epoch, by one anchor that each process
 takes once: intervals of a process never jump, and processes of one host agree as well as the wall clock is read.
-Stages of different threads overlap, so their seconds do not add up to the window. A wait is the time that a stage
+Stages of different threads overlap, so their seconds do not add up to the window; what one stage does at once, such as
+several payloads under way, counts once. A wait is the time that a stage
 stood still because the queue behind it was full, or the one in front of it empty; it is counted apart from the stage.
 Not handled: clocks of different hosts that differ (keep them synchronised, or compare intervals of one host only).
 
@@ -72,6 +73,8 @@ class _Attempt:
     def __init__(self) -> None:
         self.marks: dict[str, float] = {}
         self.seconds: dict[str, float] = defaultdict(float)
+        self.running: dict[str, tuple[int, float]] = {}
+        """By stage: blocks that run now, and since when at least one has."""
         self.counts: dict[str, int] = defaultdict(int)
         self.waits: dict[str, int] = defaultdict(int)
         self.wait_seconds: dict[str, float] = defaultdict(float)
@@ -96,15 +99,23 @@ class StageClock:
 
     @contextmanager
     def stage(self, attempt: AttemptId, name: str, detail: str = "") -> Iterator[None]:
-        """Add the elapsed seconds of the block to a stage, and keep the interval."""
+        """Add the elapsed seconds of the block to a stage, those of blocks that overlap once, and keep the interval."""
         begin = now()
+        with self._lock:
+            running = self._of(attempt).running
+            others, since = running.get(name, (0, begin))
+            running[name] = others + 1, since
         try:
             yield
         finally:
             end = now()
             with self._lock:
                 found = self._of(attempt)
-                found.seconds[name] += end - begin
+                blocks, since = found.running.pop(name, (1, begin))  # the attempt may have been forgotten meanwhile
+                if blocks > 1:
+                    found.running[name] = blocks - 1, since
+                else:
+                    found.seconds[name] += end - since
                 if len(found.spans) < SPANS_KEPT:
                     found.spans.append(Span(name, begin, end, detail))
 

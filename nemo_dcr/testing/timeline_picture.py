@@ -61,12 +61,12 @@ def picture_of(trace: dict[str, Any], wanted: str = "") -> Picture:
         names = ", ".join(window["name"] for window in windows) or "none"
         raise InvalidConfig("timeline", f"no refit has {wanted!r} in its name; the file has {names}")
     t0, t1 = found["ts"], found["ts"] + found["dur"]
-    spans: dict[tuple[int, int, str], list[tuple[float, float]]] = {}
-    for event in slices:
+    spans: dict[tuple[int, str], list[tuple[float, float]]] = {}
+    for event in sorted(slices, key=lambda event: (event["pid"], event["tid"])):
         if event is not found and event["ts"] < t1 and event["ts"] + event["dur"] > t0:
             span = ((event["ts"] - t0) / _MICROSECONDS, event["dur"] / _MICROSECONDS)
-            spans.setdefault((event["pid"], event["tid"], event["name"]), []).append(span)
-    rows = tuple(Row(nodes[pid], stage, tuple(sorted(found))) for (pid, _, stage), found in sorted(spans.items()))
+            spans.setdefault((event["pid"], event["name"]), []).append(span)
+    rows = tuple(Row(nodes[pid], stage, tuple(sorted(intervals))) for (pid, stage), intervals in spans.items())
     return Picture(found["name"], found["dur"] / _MICROSECONDS, rows)
 
 

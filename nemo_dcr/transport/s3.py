@@ -105,7 +105,7 @@ class S3Publisher:
             if self._closed is not None and announcement not in self._closed.payloads:
                 raise PayloadConflict(str(key), "the set is closed without it")
             name = f"{self._set}/{objects.payload_name(key.payload)}"
-            noted = self._bucket.pool.submit(cleaned_through, self._bucket)
+            noted = self._bucket.lookers.submit(cleaned_through, self._bucket)
             self._store(name, str(key), objects.frame(announcement), body, self._check_running)
             self._refuse_cleaned(await_answer(noted, self._check_running), [name])
             with self._lock:
@@ -119,7 +119,7 @@ class S3Publisher:
         """Store the manifest; see `Publisher.close_set`. A second call returns the same manifest."""
         with self._lock:
             self._check_running()
-            noted = self._bucket.pool.submit(cleaned_through, self._bucket)
+            noted = self._bucket.lookers.submit(cleaned_through, self._bucket)
             manifest = objects.manifest_of(self._attempt, self._owner, self._published.values())
             self._compare_stored(manifest)
             self._refuse_cleaned(await_answer(noted, self._check_running), [])

@@ -52,9 +52,9 @@ class S3Bucket:
     def __init__(self, config: S3Config, access: Access = None) -> None:
         self.config = config
         self.pool = ThreadPoolExecutor(config.parallel, thread_name_prefix="s3")
-        """Runs requests; nothing that runs in it waits for another of its tasks."""
-        self.lookers = ThreadPoolExecutor(4, thread_name_prefix="s3-look")
-        """Runs what waits for requests of the pool."""
+        """Runs requests that carry objects; nothing that runs in it waits for another of its tasks."""
+        self.lookers = ThreadPoolExecutor(config.parallel, thread_name_prefix="s3-look")
+        """Runs listings and small reads, so that none of them stands behind objects."""
         self._client: Any = open_client(config, access)
         self._lock = threading.Lock()
         self._conditional: bool | None = None

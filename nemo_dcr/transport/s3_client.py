@@ -58,7 +58,7 @@ class S3Config:
     region: str | None = None
     """None asks boto3's chain; a server of one's own needs none."""
     parallel: int = 8
-    """Requests of one process at a time."""
+    """Requests for objects of one process at a time, and as many for listings."""
     part_bytes: int = 64 * MIB
     """Larger objects go up in parts of this size; each part in flight is held twice."""
     page_keys: int = 1000
@@ -140,7 +140,7 @@ def open_client(config: S3Config, access: Access = None) -> Any:
                 user_agent=_PROGRAM,
                 connect_timeout=config.timeout_s,
                 read_timeout=config.timeout_s,
-                max_pool_connections=config.parallel + 4,
+                max_pool_connections=2 * config.parallel + 4,
                 retries={"mode": "standard", "total_max_attempts": config.attempts},
                 response_checksum_validation="when_required",
                 s3={"addressing_style": "path" if config.endpoint else "auto"},

@@ -32,6 +32,8 @@ TENSORS = tuple(TensorMeta(f"t{number:02}", (9, 8), "BF16") for number in range(
 """Sixteen tensors of 144 bytes: a payload each, with a chunk and bucket target of 128 bytes."""
 KINDS: tuple[Rule, ...] = (Replicate(), Slice(0), PadRows(4), Composed())
 RULES = {meta.name: KINDS[number % len(KINDS)] for number, meta in enumerate(TENSORS)}
+ONE_AT_A_TIME = QueueConfig(payloads_in_flight=1)
+"""A link that carries one payload after another, so that its seconds are those of its payloads."""
 
 
 def source(tensors: Sequence[TensorMeta] = TENSORS) -> LocalSource:
@@ -95,7 +97,8 @@ def spans(found: tuple[Span, ...], stage: str) -> dict[str, Span]:
 def test_a_refit_takes_as_long_as_its_longer_stage_and_not_the_sum(apart: bool) -> None:
     """16 payloads of 30 ms on either side; in turns the same refit takes the sum, so the bound can fail."""
     step_s = 0.03
-    with DirectRefit(SlowLink(MemoryTransport(), step_s), TENSORS, RULES, source=source(), apart=apart) as refit:
+    link = SlowLink(MemoryTransport(), step_s)
+    with DirectRefit(link, TENSORS, RULES, source=source(), queue=ONE_AT_A_TIME, apart=apart) as refit:
         refit.refit()
         slow_reads(refit, step_s)
         refit.train()
@@ -123,7 +126,8 @@ def test_a_refit_takes_as_long_as_its_longer_stage_and_not_the_sum(apart: bool) 
 
 
 def test_the_bounds_of_a_refit_over_a_slow_link_hold_and_transport_dominates() -> None:
-    with DirectRefit(SlowLink(MemoryTransport(), 0.02), TENSORS, RULES, source=source()) as refit:
+    link = SlowLink(MemoryTransport(), 0.02)
+    with DirectRefit(link, TENSORS, RULES, source=source(), queue=ONE_AT_A_TIME) as refit:
         attempt = refit.refit()
         owner, receiver = refit.timings(attempt)
     found = RefitTimeline("refit", (owner,), (receiver,))
@@ -133,6 +137,70 @@ def test_the_bounds_of_a_refit_over_a_slow_link_hold_and_transport_dominates() -
     assert 0.0 < found.finalization_s < found.latency_s
     assert {span.stage for span in owner.spans} == {"construct", "encode", "publish", "baseline"}
     assert {span.stage for span in receiver.spans} == {"fetch", "verify", "decode", "apply"}
+
+
+class FarLink:
+    """A transport that acknowledges nothing before `together` payloads, or all that are left, are under way."""
+
+    def __init__(self, inner: Transport, payloads: int, together: int) -> None:
+        self.inner = inner
+        self.changed = threading.Condition()
+        self.under_way = 0
+        self.left = payloads
+        self.together = together
+        self.most = 0
+        self.stopped = False
+
+    def publisher(self, attempt: AttemptId, owner: OwnerId) -> Publisher:
+        return _FarPublisher(self.inner.publisher(attempt, owner), self)
+
+    def subscribe(self, attempt: AttemptId, owners: Sequence[OwnerId]) -> object:
+        return self.inner.subscribe(attempt, owners)
+
+    def cleanup(self, through: AttemptId) -> None:
+        self.inner.cleanup(through)
+
+
+class _FarPublisher:
+    def __init__(self, inner: Publisher, link: FarLink) -> None:
+        self._inner = inner
+        self._link = link
+
+    def publish(self, key: PayloadKey, data: Buffer, digest: bytes) -> Announcement:
+        link = self._link
+        with link.changed:
+            link.under_way += 1
+            link.most = max(link.most, link.under_way)
+            if link.under_way == min(link.together, link.left):
+                link.left -= link.under_way
+                link.under_way = 0
+                link.changed.notify_all()
+            else:
+                left = link.left
+                arrived = link.changed.wait_for(lambda: link.left < left or link.stopped, 30.0)
+                assert arrived, "the owner waits for an acknowledgement with too few payloads under way"
+        return self._inner.publish(key, data, digest)
+
+    def close_set(self) -> Manifest:
+        return self._inner.close_set()
+
+    def stop(self) -> None:
+        with self._link.changed:
+            self._link.stopped = True
+            self._link.changed.notify_all()
+        self._inner.stop()
+
+
+def test_a_far_link_has_as_many_payloads_under_way_as_are_allowed() -> None:
+    """16 payloads in 4 round trips: with one payload at a time the link would carry one in each."""
+    link = FarLink(MemoryTransport(), payloads=16, together=4)
+    queue = QueueConfig(payloads_in_flight=4)
+    with DirectRefit(link, TENSORS, RULES, source=source(), queue=queue) as refit:  # type: ignore[arg-type]
+        attempt = refit.refit()
+        owner, _ = refit.timings(attempt)
+        assert owner.counts["payloads"] == 16
+        assert (link.left, link.most) == (0, 4)
+        refit.require_dense()
 
 
 class Held(Replicate):

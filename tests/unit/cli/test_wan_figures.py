@@ -59,6 +59,7 @@ def test_a_good_refit_meets_every_demand_and_has_a_remainder_and_a_speedup() -> 
     assert GOOD.unmet() == []
     assert round(GOOD.remainder_s, 6) == 0.6
     assert GOOD.speedup == 20.0
+    assert GOOD.link_use == 0.1  # 8 Mbit take 0.4 s
     assert latency_unmet(GOOD) == []
     assert report(Outcome(rows=[GOOD], means=[GOOD]))["ok"] is True
     assert report(Outcome(rows=[GOOD], unmet=["a demand"]))["ok"] is False

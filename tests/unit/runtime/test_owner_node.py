@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 
 import pytest
@@ -213,6 +214,9 @@ def test_a_stop_inside_a_blocked_publish_is_answered_when_the_stream_is_over(apa
     worker = threading.Thread(target=bench.node.work, args=(0,))
     worker.start()
     assert transport.waiting.wait(20.0)
+    deadline = time.monotonic() + 20.0
+    while bench.node.report.payloads < 1 and time.monotonic() < deadline:  # the payload before it is on its way too
+        time.sleep(0.001)
     assert bench.ask(OwnerStatus(OWNER)).report.payloads == 1
     replies = bench.send(StopOwner(OWNER, LIFE, AttemptId(1)))
     worker.join(20.0)

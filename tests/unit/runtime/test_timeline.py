@@ -76,6 +76,11 @@ def test_the_trace_names_every_node_and_stage_and_keeps_every_interval() -> None
     assert all(event["ts"] > 0 and event["dur"] >= 0 for event in slices)
     assert all(rows[event["pid"], event["tid"]] == event["name"] for event in slices if event["pid"] != named["refits"])
     assert sum(event["name"] == "publish" for event in slices) == 10
+    lanes: dict[tuple[int, int], float] = {}
+    for event in sorted(slices[: len(slices) // 2], key=lambda event: event["ts"]):
+        if event["name"] != "finalization":
+            assert lanes.get((event["pid"], event["tid"]), 0.0) <= event["ts"], "intervals of one row overlap"
+            lanes[event["pid"], event["tid"]] = event["ts"] + event["dur"]
     windows = [event for event in slices if event["name"] == "refit 1"]
     assert [(event["ts"], event["dur"]) for event in windows] == [(100.0e6, 10.0e6)] * 2
     assert windows[0]["args"]["transport bound s"] == 6.0

@@ -28,6 +28,19 @@ def test_a_stage_is_timed_also_when_its_block_fails() -> None:
     assert clock.of(TimingsOf(AttemptId(1))).seconds["decode"] >= 0.0
 
 
+def test_blocks_of_a_stage_that_overlap_count_once_and_keep_their_intervals() -> None:
+    clock, one = StageClock("owner-0"), AttemptId(1)
+    with clock.stage(one, "publish", "0"), clock.stage(one, "publish", "1"), clock.stage(one, "publish", "2"):
+        pass
+    with clock.stage(one, "publish", "3"):
+        pass
+    found = clock.of(TimingsOf(one))
+    first = max(found.spans[:3], key=lambda span: span.end - span.begin)
+    last = found.spans[3]
+    assert [span.detail for span in found.spans] == ["2", "1", "0", "3"]
+    assert found.seconds["publish"] == (first.end - first.begin) + (last.end - last.begin)
+
+
 def test_a_first_mark_stays_and_others_move() -> None:
     clock = StageClock("e0/0")
     clock.mark(AttemptId(1), "began", first=True)

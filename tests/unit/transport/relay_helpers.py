@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import queue
 import socket
 import threading
 import time
@@ -152,3 +153,37 @@ class CuttableLink:
         for pair in self._pairs:
             for each in pair:
                 each.close()
+
+
+class FarLink(CuttableLink):
+    """The same with a delay: what comes in goes out `delay_s` later, however much is on its way."""
+
+    def __init__(self, address: str, delay_s: float) -> None:
+        self._delay_s = delay_s
+        super().__init__(address)
+
+    def _pump(self, source: socket.socket, sink: socket.socket) -> None:
+        waiting: queue.SimpleQueue[tuple[float, bytes]] = queue.SimpleQueue()
+        deliver = threading.Thread(target=self._deliver, args=(waiting, sink), daemon=True)
+        self._threads.append(deliver)
+        deliver.start()
+        data = b" "
+        while data:
+            try:
+                data = source.recv(1 << 16)
+            except OSError:
+                data = b""
+            waiting.put((time.monotonic() + self._delay_s, data))
+
+    def _deliver(self, waiting: queue.SimpleQueue[tuple[float, bytes]], sink: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                due, data = waiting.get(timeout=PATIENCE_S)
+                while (left_s := due - time.monotonic()) > 0:
+                    time.sleep(left_s)
+                if not data:
+                    break
+                sink.sendall(data)
+                self.passed += len(data)
+        with contextlib.suppress(OSError):
+            sink.shutdown(socket.SHUT_RDWR)

@@ -349,8 +349,8 @@ def test_new_payloads_are_looked_for_while_one_is_downloaded(faulty: tuple[Fault
         deadline = time.monotonic() + PATIENCE_S
 
         def reads_of_the_second() -> list[Request]:
-            path = objects.payload_name(1)
-            return [each for each in proxy.requests if each.method == "GET" and path in each.path]
+            objects_read = [each for each in proxy.requests if each.method == "GET" and "list-type" not in each.path]
+            return [each for each in objects_read if objects.payload_name(1) in each.path]
 
         while not reads_of_the_second():
             assert time.monotonic() < deadline, "nobody looked"
@@ -365,6 +365,56 @@ def test_new_payloads_are_looked_for_while_one_is_downloaded(faulty: tuple[Fault
         assert all(begin < end for _, begin, end in told)
         assert subscription.take_downloads() == []
         assert [each.range for each in reads_of_the_second()] == [""], "a small object is read once, and whole"
+        subscription.stop()
+
+
+def test_a_look_goes_on_while_what_it_found_is_read_and_the_manifest_takes_that_read_over(
+    faulty: tuple[FaultyProxy, ObjectServer],
+) -> None:
+    """Listings and objects share the link: one object that takes long holds back neither listings nor other objects."""
+    proxy, server = faulty
+    release = threading.Event()
+    with server.store() as store, ThreadPoolExecutor(1) as pool:
+        publisher = store.publisher(ONE, OWNER)
+        subscription = store.subscribe(ONE, [OWNER])
+        held = Fault(lambda request: is_whole_get(request) and objects.payload_name(1) in request.path, hold=release)
+        try:
+            announced = [publish(publisher, key_of(0), body_of(key_of(0)))]
+            assert subscription.poll(PATIENCE_S) == announced[0]
+            assert subscription.fetch(announced[0]) == body_of(key_of(0))
+            proxy.plant(held)
+            announced.append(publish(publisher, key_of(1), body_of(key_of(1))))
+            polling = pool.submit(subscription.poll, PATIENCE_S)
+            deadline = time.monotonic() + PATIENCE_S
+            while held.times:
+                assert time.monotonic() < deadline, "nobody reads the second one"
+                time.sleep(0.01)
+            announced.append(publish(publisher, key_of(2), body_of(key_of(2))))
+            assert polling.result(PATIENCE_S) == announced[2]
+            manifest = publisher.close_set()
+            assert [subscription.poll(PATIENCE_S), subscription.poll(PATIENCE_S)] == [announced[1], manifest]
+            fetching = pool.submit(subscription.fetch, announced[1])
+            assert subscription.fetch(announced[2]) == body_of(key_of(2))
+            assert not fetching.done()
+        finally:
+            release.set()
+        assert fetching.result(PATIENCE_S) == body_of(key_of(1))
+        subscription.stop()
+    for number in range(1, 3):
+        assert sum(is_whole_get(each) and objects.payload_name(number) in each.path for each in proxy.requests) == 1
+
+
+def test_an_object_that_is_gone_when_it_is_read_is_found_again(faulty: tuple[FaultyProxy, ObjectServer]) -> None:
+    proxy, server = faulty
+    with server.store() as store:
+        publisher = store.publisher(ONE, OWNER)
+        subscription = store.subscribe(ONE, [OWNER])
+        proxy.plant(
+            Fault(lambda request: request.method == "GET" and "/payload-" in request.path, status=404, code="NoSuchKey")
+        )
+        first = publish(publisher, key_of(0), body_of(key_of(0)))
+        assert subscription.poll(PATIENCE_S) == first
+        assert subscription.fetch(first) == body_of(key_of(0))
         subscription.stop()
 
 
