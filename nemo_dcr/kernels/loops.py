@@ -49,7 +49,7 @@ def _compiled(*signatures: Any) -> Any:
         for kind in _WIDTHS
     )
 )
-def scan(new: Array, old: Array, begin: int, keep: int, at: Array, values: Array) -> tuple[int, int]:
+def scan(new: Array, old: Array, begin: Any, keep: Any, at: Array, values: Array) -> Any:
     """Elements that differ, from word `begin` on: flat index to `at`, `new ^ (old & keep)` to `values`.
 
     `new` and `old` are whole eight-byte words. Returns the word to go on with and the entries written; it stops before
@@ -148,10 +148,10 @@ def write_bitmap(at: Array, bitmap: Array) -> None:
 
 
 @_compiled(types.UniTuple(types.int64, 2)(_BYTES, types.int64, _AT_OUT))
-def read_chain(chain: Array, start: int, at: Array) -> tuple[int, int]:
+def read_chain(chain: Array, start: Any, at: Array) -> Any:
     """Running sums of the gaps, from `start` on. Returns how many gaps end, and how many repeat a location."""
-    ends, repeats, total, room = np.uint64(0), 0, start, np.uint64(len(at))
-    before = 0
+    ends, repeats, total, room = np.uint64(0), np.int64(0), start, np.uint64(len(at))
+    before = np.int64(0)
     for place in range(len(chain)):
         byte = np.int64(chain[place])
         total += byte
@@ -164,7 +164,7 @@ def read_chain(chain: Array, start: int, at: Array) -> tuple[int, int]:
 
 
 @_compiled(types.int64(_BYTES, types.int64, _AT_OUT))
-def read_bitmap(bitmap: Array, start: int, at: Array) -> int:
+def read_bitmap(bitmap: Array, start: Any, at: Array) -> Any:
     """Locations of the set bits, from `start` on; returns how many are set."""
     found, room = np.uint64(0), np.uint64(len(at))
     for place in range(len(bitmap)):

@@ -42,7 +42,9 @@ def compared(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray]:
     """Two arrays of one width that begin anywhere, end anywhere and differ in none, some or all words."""
     dtype = draw(st.sampled_from(WORDS))
     rng = np.random.default_rng(draw(st.integers(0, 1 << 30)))
-    length = draw(st.one_of(st.integers(0, 70), st.integers(SPAN // dtype.itemsize - 9, 2 * SPAN // dtype.itemsize + 9)))
+    length = draw(
+        st.one_of(st.integers(0, 70), st.integers(SPAN // dtype.itemsize - 9, 2 * SPAN // dtype.itemsize + 9))
+    )
     first, second = draw(st.integers(0, 9)), draw(st.integers(0, 9))
     step = draw(st.sampled_from([1, 1, 1, 2, -1]))
     top = 256**dtype.itemsize - 1
