@@ -89,13 +89,16 @@ def encode_locations(item: Item, kind: LocationType) -> bits.Words:
     indices = item.flat_indices()
     if len(indices) != item.count or int(indices[0]) != item.start:
         raise ValueError(f"{item.tensor.name}: start or count do not match the indices")
+    try:
+        if kind is LocationType.CHAIN_U8:
+            return hot.loops().chain_of(indices)
+        if kind is LocationType.BITMAP:
+            return hot.loops().bitmap_of(indices)
+    except ValueError as error:
+        raise ValueError(f"{item.tensor.name}: {error}") from None
     smallest, largest = hot.loops().gap_bounds(indices)
     if smallest < 1:
         raise ValueError(f"{item.tensor.name}: indices are not strictly increasing")
-    if kind is LocationType.CHAIN_U8:
-        return hot.loops().chain_of(indices)
-    if kind is LocationType.BITMAP:
-        return hot.loops().bitmap_of(indices)
     if largest >= 1 << (8 * kind.planes):
         raise ValueError(f"{item.tensor.name}: a gap of {largest} does not fit {kind.name}")
     return np.diff(indices).astype(bits.unsigned_of_width(kind.planes))

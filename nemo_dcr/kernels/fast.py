@@ -22,15 +22,18 @@ from nemo_dcr.bits import Words
 from nemo_dcr.kernels import plain
 from nemo_dcr.kernels.loops import (
     ENTRIES,
+    ESCAPE,
+    SCANS,
+    bounds,
+    chain_bytes,
     join_two,
-    measure,
     overwrite_scatter_loop,
     read_bitmap,
     read_chain,
-    scan,
     split_two,
     write_bitmap,
     write_chain,
+    write_gaps,
     xor_scatter_loop,
 )
 from nemo_dcr.kernels.plain import Bytes, Indices, Locations, Planes
@@ -64,7 +67,7 @@ def changes(new: Words, old: Words, *, masks: bool) -> tuple[Indices, Words]:
     keep = _KEEP_ALL if masks else _KEEP_NOTHING
     whole = new.nbytes // 8 * 8
     left, right = new.view(np.uint8)[:whole], old.view(np.uint8)[:whole]
-    word, end = 0, whole // 8
+    word, end, scan = 0, whole // 8, SCANS[new.itemsize]
     indices: list[Indices] = []
     found: list[Words] = []
     while word < end:
@@ -106,7 +109,7 @@ def gap_bounds(indices: Indices) -> tuple[int, int]:
     """See `plain.gap_bounds`."""
     if len(indices) < 2 or not _is_index(indices):
         return plain.gap_bounds(indices)
-    smallest, largest, _ = measure(indices)
+    smallest, largest = bounds(indices)
     return smallest, largest
 
 
@@ -114,17 +117,19 @@ def chain_of(indices: Indices) -> Bytes:
     """See `plain.chain_of`."""
     if len(indices) < 2 or not _is_index(indices):
         return plain.chain_of(indices)
-    smallest, _, nbytes = measure(indices)
+    chain: Bytes = np.empty(len(indices) - 1, dtype=np.uint8)
+    smallest, largest = write_gaps(indices, chain)
     if smallest < 1:
         return plain.chain_of(indices)
-    chain = np.empty(nbytes, dtype=np.uint8)
-    write_chain(indices, chain)
+    if largest >= ESCAPE:
+        chain = np.empty(chain_bytes(indices), dtype=np.uint8)
+        write_chain(indices, chain)
     return chain
 
 
 def bitmap_of(indices: Indices) -> Bytes:
     """See `plain.bitmap_of`."""
-    if len(indices) < 2 or not _is_index(indices) or measure(indices)[0] < 1:
+    if len(indices) < 2 or not _is_index(indices) or bounds(indices)[0] < 1:
         return plain.bitmap_of(indices)
     bitmap = np.empty(int(indices[-1] - indices[0]) // 8 + 1, dtype=np.uint8)
     write_bitmap(indices, bitmap)
@@ -138,7 +143,7 @@ def chain_locations(chain: Bytes, start: int, count: int) -> Indices:
     locations = np.empty(count, dtype=np.int64)
     locations[0] = start
     ends, repeats = read_chain(chain, start, locations[1:])
-    if ends != count - 1 or repeats or (len(chain) and chain[-1] == 255):
+    if ends != count - 1 or repeats or (len(chain) and chain[-1] == ESCAPE):
         return plain.chain_locations(chain, start, count)
     return locations
 

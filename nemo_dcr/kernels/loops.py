@@ -43,43 +43,43 @@ def _compiled(*signatures: Any) -> Any:
     return njit(list(signatures), nogil=True, cache=True, error_model="numpy")
 
 
-@_compiled(
-    *(
-        types.UniTuple(types.uint64, 2)(_BYTES, _BYTES, types.uint64, types.uint64, _AT_OUT, _WORDS_OUT[kind])
-        for kind in _WIDTHS
-    )
-)
-def scan(new: Array, old: Array, begin: Any, keep: Any, at: Array, values: Array) -> Any:
-    """Elements that differ, from word `begin` on: flat index to `at`, `new ^ (old & keep)` to `values`.
+def _scan(kind: Any) -> Any:
+    """The comparison for one width, which is a constant in it: shifts and masks cost nothing then."""
+    width = kind.bitwidth // 8
+    bits, lanes, low_bits = np.uint64(8 * width), np.uint64(8 // width), np.uint64(8 * width - 1)
+    mask, one, zero = np.uint64(_ONES >> (64 - 8 * width)), np.uint64(1), np.uint64(0)
 
-    `new` and `old` are whole eight-byte words. Returns the word to go on with and the entries written; it stops before
-    the block for which the outputs may lack room.
-    """
-    one, zero = np.uint64(1), np.uint64(0)
-    width = np.uint64(values.itemsize)
-    lanes, bits = np.uint64(8) // width, np.uint64(8) * width
-    lane_mask = np.uint64(_ONES) >> (np.uint64(64) - bits)
-    left, right = new.view(np.uint64), old.view(np.uint64)
-    dirty = np.empty(BLOCK, dtype=np.uint32)
-    end, found, room = np.uint64(len(left)), zero, np.uint64(len(at))
-    block = begin
-    while block < end and room - found >= np.uint64(ENTRIES):
-        size, listed = min(np.uint64(BLOCK), end - block), zero
-        for word in range(size):
-            dirty[listed] = np.uint32(word)
-            listed += np.uint64(left[block + np.uint64(word)] != right[block + np.uint64(word)])
-        for place in range(listed):
-            word = block + np.uint64(dirty[place])
-            differ = left[word] ^ right[word]
-            kept = left[word] ^ (right[word] & keep)
-            while differ != zero:
-                shift = np.uint64(trailing_zeros(differ)) // bits * bits
-                at[found] = np.int64(word * lanes + shift // bits)
-                values[found] = values.dtype.type((kept >> shift) & lane_mask)
-                found += one
-                differ &= ~(lane_mask << shift)
-        block += size
-    return block, found
+    @_compiled(types.UniTuple(types.uint64, 2)(_BYTES, _BYTES, types.uint64, types.uint64, _AT_OUT, _WORDS_OUT[kind]))
+    def scan(new: Array, old: Array, begin: Any, keep: Any, at: Array, values: Array) -> Any:
+        left, right = new.view(np.uint64), old.view(np.uint64)
+        dirty = np.empty(BLOCK, dtype=np.uint32)
+        end, found, room = np.uint64(len(left)), zero, np.uint64(len(at))
+        block = begin
+        while block < end and room - found >= np.uint64(ENTRIES):
+            size, listed = min(np.uint64(BLOCK), end - block), zero
+            for word in range(size):
+                dirty[listed] = np.uint32(word)
+                listed += np.uint64(left[block + np.uint64(word)] != right[block + np.uint64(word)])
+            for place in range(listed):
+                word = block + np.uint64(dirty[place])
+                differ = left[word] ^ right[word]
+                kept = left[word] ^ (right[word] & keep)
+                while differ != zero:
+                    shift = np.uint64(trailing_zeros(differ)) & ~low_bits
+                    at[found] = np.int64(word * lanes + shift // bits)
+                    values[found] = (kept >> shift) & mask
+                    found += one
+                    differ &= ~(mask << shift)
+            block += size
+        return block, found
+
+    return scan
+
+
+SCANS = {kind.bitwidth // 8: _scan(kind) for kind in _WIDTHS}
+"""By the bytes of an element: elements that differ from word `begin` on, flat index to `at`, `new ^ (old & keep)` to
+`values`. `new` and `old` are whole eight-byte words. Returns the word to go on with and the entries written; it stops
+before the block for which the outputs may lack room."""
 
 
 @njit(inline="always")
@@ -110,17 +110,34 @@ def overwrite_scatter_loop(resident: Array, at: Array, values: Array) -> bool:
     return True
 
 
-@_compiled(types.UniTuple(types.int64, 3)(_AT))
-def measure(at: Array) -> tuple[int, int, int]:
-    """Smallest and largest gap between neighbours, and the bytes of their chain; `at` has at least two entries."""
+@_compiled(types.UniTuple(types.int64, 2)(_AT, _BYTES_OUT))
+def write_gaps(at: Array, gaps: Array) -> Any:
+    """The low bytes of the gaps between neighbours; returns the smallest and the largest gap, of at least one."""
     smallest = largest = at[1] - at[0]
-    escapes = 0
+    for entry in range(1, len(at)):
+        gap = at[entry] - at[entry - 1]
+        gaps[entry - 1] = np.uint8(gap & 255)
+        smallest, largest = min(smallest, gap), max(largest, gap)
+    return smallest, largest
+
+
+@_compiled(types.UniTuple(types.int64, 2)(_AT))
+def bounds(at: Array) -> Any:
+    """The smallest and the largest gap between neighbours, of at least one."""
+    smallest = largest = at[1] - at[0]
     for entry in range(1, len(at)):
         gap = at[entry] - at[entry - 1]
         smallest, largest = min(smallest, gap), max(largest, gap)
-        if gap >= ESCAPE:
-            escapes += gap // ESCAPE
-    return smallest, largest, len(at) - 1 + escapes
+    return smallest, largest
+
+
+@_compiled(types.int64(_AT))
+def chain_bytes(at: Array) -> Any:
+    """Bytes of the chain of the gaps."""
+    nbytes = len(at) - 1
+    for entry in range(1, len(at)):
+        nbytes += (at[entry] - at[entry - 1]) // ESCAPE
+    return nbytes
 
 
 @_compiled(types.void(_AT, _BYTES_OUT))

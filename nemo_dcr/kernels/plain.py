@@ -98,8 +98,11 @@ def encode_chain(gaps: Indices) -> Bytes:
 
 
 def chain_of(indices: Indices) -> Bytes:
-    """The chain of the gaps between strictly increasing indices; empty for a single one."""
-    return encode_chain(np.diff(indices))
+    """The chain of the gaps between strictly increasing indices; empty for a single one.
+
+    Raises: ValueError when the indices do not increase.
+    """
+    return encode_chain(_increasing(indices))
 
 
 def chain_locations(chain: Bytes, start: int, count: int) -> Indices:
@@ -153,7 +156,11 @@ def encode_bitmap(distances: Indices, span: int) -> Bytes:
 
 
 def bitmap_of(indices: Indices) -> Bytes:
-    """Strictly increasing indices, at least one, as bits from the first one on."""
+    """Strictly increasing indices, at least one, as bits from the first one on.
+
+    Raises: ValueError when the indices do not increase.
+    """
+    _increasing(indices)
     return encode_bitmap(indices - indices[0], int(indices[-1] - indices[0]) + 1)
 
 
@@ -200,3 +207,10 @@ def join_planes(planes: Planes, dtype: np.dtype[Any]) -> Words:
     for byte, plane in enumerate(planes):
         lanes[:, byte] = plane
     return words
+
+
+def _increasing(indices: Indices) -> Indices:
+    gaps = np.diff(indices)
+    if len(gaps) and int(gaps.min()) < 1:
+        raise ValueError("indices are not strictly increasing")
+    return gaps

@@ -175,6 +175,8 @@ def test_indices_in_any_order_have_the_same_bounds_and_chain(indices: list[int])
     agree("gap_bounds", np.array(indices, dtype=np.int64))
     agree("gap_bounds", np.repeat(np.array(indices, dtype=np.int64), 2)[::2])
     agree("chain_of", np.array(indices, dtype=np.int64))
+    if indices:
+        agree("bitmap_of", np.array(indices, dtype=np.int64))
 
 
 @given(st.lists(st.sampled_from([0, 1, 2, 254, 255]), max_size=12), st.integers(1, 12))
@@ -225,7 +227,7 @@ def test_planes_that_do_not_fit_end_as_in_plain() -> None:
 
 def test_every_compiled_loop_is_complete_before_its_first_call() -> None:
     compiled = [loop for name, loop in vars(loops).items() if hasattr(loop, "signatures") and not name.startswith("_")]
-    assert len(compiled) == 10
-    for loop in compiled:
+    assert len(compiled) == 11
+    for loop in (*compiled, *loops.SCANS.values()):
         assert loop.signatures
         assert not loop._can_compile  # a call with other types raises; it never compiles inside a refit
