@@ -25,15 +25,16 @@ PEERS = Path(sys.prefix) / "peers"
 """Where set-up puts the wheels of other projects."""
 
 
-def verl_encoder(pairs: list[Pair]) -> Callable[[], object]:
-    """A call that encodes the changes of all pairs. Raises: FileNotFoundError before set-up of the peers."""
+def verl_encoder(pairs: list[Pair]) -> Callable[[], int]:
+    """A call that encodes the changes of all pairs and returns how many there are. Raises: FileNotFoundError before set-up of the peers."""
     detect = _module(PEERS / "verl/checkpoint_engine/delta_sync/sparse_gather.py").shard_delta_indices
     tensors = [(_tensor(pair.new), _tensor(pair.old)) for pair in pairs]
 
-    def call() -> tuple[torch.Tensor, torch.Tensor]:
+    def call() -> int:
         found = [detect(new, old, 0) for new, old in tensors]
         positions = torch.cat([at.to(torch.int32).view(torch.uint8) for at, _ in found])
-        return positions, torch.cat([values for _, values in found])
+        values = torch.cat([each for _, each in found])
+        return values.numel() if positions.numel() == 4 * values.numel() else -1
 
     return call
 
