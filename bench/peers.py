@@ -26,7 +26,10 @@ PEERS = Path(sys.prefix) / "peers"
 
 
 def verl_encoder(pairs: list[Pair]) -> Callable[[], int]:
-    """A call that encodes the changes of all pairs and returns how many there are. Raises: FileNotFoundError before set-up of the peers."""
+    """A call that encodes the changes of all pairs and returns how many there are.
+
+    Raises: FileNotFoundError before set-up of the peers.
+    """
     detect = _module(PEERS / "verl/checkpoint_engine/delta_sync/sparse_gather.py").shard_delta_indices
     tensors = [(_tensor(pair.new), _tensor(pair.old)) for pair in pairs]
 
