@@ -2,7 +2,8 @@
 
 A call whose arrays the loops cannot walk (strided, misaligned, of another byte order) or whose input is refused goes to
 `plain`, which is the definition. A comparison gives indices and values in one pass: each operand is read once, and
-beside the result it needs a buffer of fixed size. Scatters look at their locations before they write.
+beside the result it needs a buffer of fixed size; a result may be the first part of an array of twice its length.
+Scatters look at their locations before they write.
 Not handled: what `plain` does not handle.
 
 Paper: Section 5 (compare step), Section 6.1 (entries of an item), Appendix D (gaps, value buffer)
@@ -25,7 +26,6 @@ from nemo_dcr.kernels.loops import (
     ESCAPE,
     SCANS,
     bounds,
-    chain_bytes,
     join_two,
     overwrite_scatter_loop,
     read_bitmap,
@@ -33,13 +33,18 @@ from nemo_dcr.kernels.loops import (
     split_two,
     write_bitmap,
     write_chain,
-    write_gaps,
     xor_scatter_loop,
 )
 from nemo_dcr.kernels.plain import Bytes, Indices, Locations, Planes
 
 _ROOM = 8 * ENTRIES
 """Entries that a scan finds before they are taken out of its buffer."""
+
+_TAIL = 8
+"""Room for the elements behind the last whole word."""
+
+_SPARSE = 4
+"""Escapes for each gap, from which on a chain is mostly escapes."""
 
 _KEEP_ALL, _KEEP_NOTHING = np.uint64(0xFFFF_FFFF_FFFF_FFFF), np.uint64(0)
 _WIDTHS = {np.dtype("<u1"), np.dtype("<u2"), np.dtype("<u4"), np.dtype("<u8")}
@@ -49,7 +54,7 @@ if sys.byteorder != "little":
 
 
 class _Buffers(threading.local):
-    """What a scan of this thread writes into; made at its first scan and used by all of them."""
+    """What a scan of this thread writes into first; made at its first scan and used by all of them."""
 
     def __init__(self) -> None:
         self.at: Indices = np.empty(_ROOM, dtype=np.int64)
@@ -67,25 +72,29 @@ def changes(new: Words, old: Words, *, masks: bool) -> tuple[Indices, Words]:
     keep = _KEEP_ALL if masks else _KEEP_NOTHING
     whole = new.nbytes // 8 * 8
     left, right = new.view(np.uint8)[:whole], old.view(np.uint8)[:whole]
-    word, end, scan = 0, whole // 8, SCANS[new.itemsize]
-    indices: list[Indices] = []
-    found: list[Words] = []
+    scan, word, end, count = SCANS[new.itemsize], 0, whole // 8, 0
     while word < end:
-        word, count = scan(left, right, np.uint64(word), keep, at, values)
-        if count:
-            indices.append(at[:count].copy())
-            found.append(values[:count].copy())
+        if word:
+            at, values = _grown(at, values, count, count * end // word)
+        word, found = scan(left, right, np.uint64(word), keep, at[count:-_TAIL], values[count:-_TAIL])
+        word, count = int(word), count + int(found)
     rest = whole // new.itemsize
     if rest < len(new):
-        tail, values = plain.changes(new[rest:], old[rest:], masks=masks)
-        if len(tail):
-            indices.append(tail + rest)
-            found.append(values)
-    if not indices:
-        return np.empty(0, dtype=np.int64), np.empty(0, dtype=new.dtype)
-    if len(indices) == 1:
-        return indices[0], found[0]
-    return np.concatenate(indices), np.concatenate(found)
+        last, tail = plain.changes(new[rest:], old[rest:], masks=masks)
+        at[count : count + len(last)] = last + rest
+        values[count : count + len(last)] = tail
+        count += len(last)
+    if at is _BUFFERS.at or 2 * count < len(at):
+        return at[:count].copy(), values[:count].copy()
+    return at[:count], values[:count]
+
+
+def _grown(at: Indices, values: Words, count: int, expected: int) -> tuple[Indices, Words]:
+    """Longer arrays with the first `count` entries, for about `expected` of them: an eighth more, and a block."""
+    room = expected + expected // 8 + ENTRIES + _TAIL
+    more: tuple[Indices, Words] = np.empty(room, dtype=np.int64), np.empty(room, dtype=values.dtype)
+    more[0][:count], more[1][:count] = at[:count], values[:count]
+    return more
 
 
 def changed_indices(new: Words, old: Words) -> Indices:
@@ -117,14 +126,12 @@ def chain_of(indices: Indices) -> Bytes:
     """See `plain.chain_of`."""
     if len(indices) < 2 or not _is_index(indices):
         return plain.chain_of(indices)
-    chain: Bytes = np.empty(len(indices) - 1, dtype=np.uint8)
-    smallest, largest = write_gaps(indices, chain)
-    if smallest < 1:
+    escapes = int(indices[-1] - indices[0]) // ESCAPE
+    if not 0 <= escapes <= _SPARSE * len(indices):  # mostly escapes: numpy writes those in bulk
         return plain.chain_of(indices)
-    if largest >= ESCAPE:
-        chain = np.empty(chain_bytes(indices), dtype=np.uint8)
-        write_chain(indices, chain)
-    return chain
+    chain = np.empty(len(indices) - 1 + escapes, dtype=np.uint8)
+    nbytes = write_chain(indices, chain)
+    return chain[:nbytes] if nbytes >= 0 else plain.chain_of(indices)
 
 
 def bitmap_of(indices: Indices) -> Bytes:

@@ -110,17 +110,6 @@ def overwrite_scatter_loop(resident: Array, at: Array, values: Array) -> bool:
     return True
 
 
-@_compiled(types.UniTuple(types.int64, 2)(_AT, _BYTES_OUT))
-def write_gaps(at: Array, gaps: Array) -> Any:
-    """The low bytes of the gaps between neighbours; returns the smallest and the largest gap, of at least one."""
-    smallest = largest = at[1] - at[0]
-    for entry in range(1, len(at)):
-        gap = at[entry] - at[entry - 1]
-        gaps[entry - 1] = np.uint8(gap & 255)
-        smallest, largest = min(smallest, gap), max(largest, gap)
-    return smallest, largest
-
-
 @_compiled(types.UniTuple(types.int64, 2)(_AT))
 def bounds(at: Array) -> Any:
     """The smallest and the largest gap between neighbours, of at least one."""
@@ -131,27 +120,24 @@ def bounds(at: Array) -> Any:
     return smallest, largest
 
 
-@_compiled(types.int64(_AT))
-def chain_bytes(at: Array) -> Any:
-    """Bytes of the chain of the gaps."""
-    nbytes = len(at) - 1
-    for entry in range(1, len(at)):
-        nbytes += (at[entry] - at[entry - 1]) // ESCAPE
-    return nbytes
+@_compiled(types.int64(_AT, _BYTES_OUT))
+def write_chain(at: Array, chain: Array) -> Any:
+    """The chain of the gaps of `at`; returns its bytes, or -1 where a gap is not positive.
 
-
-@_compiled(types.void(_AT, _BYTES_OUT))
-def write_chain(at: Array, chain: Array) -> None:
-    """The chain of the gaps of `at`; `chain` has exactly its bytes."""
+    `chain` has room for one byte for each gap and one for each 255 elements between the first and the last location.
+    """
     done = np.uint64(0)
     for entry in range(1, len(at)):
         gap = at[entry] - at[entry - 1]
+        if gap < 1:
+            return -1
         while gap >= ESCAPE:
             chain[done] = np.uint8(ESCAPE)
             done += np.uint64(1)
             gap -= ESCAPE
         chain[done] = np.uint8(gap)
         done += np.uint64(1)
+    return np.int64(done)
 
 
 @_compiled(types.void(_AT, _BYTES_OUT))
