@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from bench import __main__ as run
-from bench import encode, entropy, report, weights
+from bench import construction, encode, entropy, report, weights
 from bench.clock import best_together
 from bench.rows import Row, Rows, Settings
 from nemo_dcr.codec.payload import verify_payload
@@ -96,3 +96,12 @@ def test_methods_take_turns() -> None:
     calls: list[str] = []
     best_together({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, SMALL)
     assert calls == ["a", "b", "a", "b"]
+
+
+def test_construction_and_commit_are_measured_on_an_owner() -> None:
+    pairs = weights.experts(SMALL, 0.05)
+    rows = {row.name: row for row in construction.measured(pairs, SMALL)}
+    changed = sum(int((pair.new != pair.old).sum()) for pair in pairs)
+    assert rows["changed elements"].value == pytest.approx(100 * changed / sum(len(pair.old) for pair in pairs))
+    assert rows["compare, encode, zstd, digest"].value > 0
+    assert rows["commit over index_copy_ of the changes"].value > 0
