@@ -72,7 +72,7 @@ def test_a_missed_demand_fails_the_run_and_is_reported(
 def test_the_entropy_bound_is_that_of_known_distributions() -> None:
     assert entropy.location_bytes([(8, 16)]) == 2.0
     assert entropy.location_bytes([(0, 16), (16, 16)]) == 0.0
-    assert entropy.location_bytes([(1, 4)]) == pytest.approx((log2(4) + 3 * log2(4 / 3)) / 8)
+    assert round(entropy.location_bytes([(1, 4)]), 9) == round((log2(4) + 3 * log2(4 / 3)) / 8, 9)
     assert entropy.value_bytes(np.array([7, 7, 7], "<u2")) == 0.0
     assert entropy.value_bytes(np.array([1, 2, 3, 4] * 4, "<u2")) == 4.0
 
@@ -102,6 +102,6 @@ def test_construction_and_commit_are_measured_on_an_owner() -> None:
     pairs = weights.experts(SMALL, 0.05)
     rows = {row.name: row for row in construction.measured(pairs, SMALL)}
     changed = sum(int((pair.new != pair.old).sum()) for pair in pairs)
-    assert rows["changed elements"].value == pytest.approx(100 * changed / sum(len(pair.old) for pair in pairs))
+    assert round(rows["changed elements"].value, 9) == round(100 * changed / sum(len(pair.old) for pair in pairs), 9)
     assert rows["compare, encode, zstd, digest"].value > 0
     assert rows["commit over index_copy_ of the changes"].value > 0
