@@ -6,6 +6,7 @@ STAMP := $(VENV)/.installed
 VLLM_STAMP := $(VENV)/.installed-vllm
 RAY_STAMP := $(VENV)/.installed-ray
 MEGATRON := .venv-megatron
+PEERS_STAMP := $(VENV)/.installed-peers
 MEGATRON_STAMP := $(MEGATRON)/.installed
 ARGS ?=
 WORKERS ?= 2
@@ -28,7 +29,7 @@ endef
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-vllm setup-ray demo chaos test test-fast servers ray loaders loaders-all engines engines-all
-.PHONY: megatron wan wan-all grpo
+.PHONY: megatron wan wan-all grpo bench setup-peers
 .PHONY: spec spec-tests spec-deep proof model model-deep check format clean
 
 help: ## List the targets
@@ -112,6 +113,15 @@ wan-all: setup ## The same with ten timed refits of each case at three rates; ta
 grpo: setup-vllm ## A GRPO run with kills on two vLLM servers, methods compared: six steps, or STEPS=50 with all methods
 	$(BIN)/python -m examples.grpo.run $(if $(STEPS),--methods dense$(comma)store$(comma)relay --steps $(STEPS) \
 	  --directory $(or $(DIRECTORY),grpo-run),--steps 6 --kill 2 --restart 5 --max-tokens 8) $(ARGS)
+
+setup-peers: setup $(PEERS_STAMP) ## Encoders of other projects, apart from .venv's packages, for make bench
+
+$(PEERS_STAMP): $(STAMP) requirements/peers.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --no-deps --upgrade --target $(VENV)/peers -r requirements/peers.txt
+	@touch $@
+
+bench: setup-peers ## Measure against this machine's limits and public peers; writes bench/report.md, fails on a missed demand
+	$(BIN)/python -m bench $(ARGS)
 
 spec: setup ## Model-check the specification: models, mutants, sanity claims (options: ARGS="--only NAME")
 	$(BIN)/python spec/tlc.py all $(ARGS)

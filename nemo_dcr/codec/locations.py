@@ -19,7 +19,7 @@ import numpy as np
 
 from nemo_dcr import bits
 from nemo_dcr.codec.records import Item
-from nemo_dcr.kernels import plain
+from nemo_dcr.kernels import hot
 from nemo_dcr.kernels.plain import Bytes, Indices
 
 
@@ -65,7 +65,7 @@ def choose_location(item: Item) -> LocationType:
         return LocationType.BITMAP
     if CHAIN_SPAN * item.count >= item.span:
         return LocationType.CHAIN_U8
-    return _gap_type(int(np.diff(item.indices).max(initial=0)))
+    return _gap_type(hot.loops().gap_bounds(item.indices)[1])
 
 
 def _gap_type(largest: int) -> LocationType:
@@ -89,17 +89,19 @@ def encode_locations(item: Item, kind: LocationType) -> bits.Words:
     indices = item.flat_indices()
     if len(indices) != item.count or int(indices[0]) != item.start:
         raise ValueError(f"{item.tensor.name}: start or count do not match the indices")
-    gaps = np.diff(indices)
-    if int(gaps.min(initial=1)) < 1:
+    try:
+        if kind is LocationType.CHAIN_U8:
+            return hot.loops().chain_of(indices)
+        if kind is LocationType.BITMAP:
+            return hot.loops().bitmap_of(indices)
+    except ValueError as error:
+        raise ValueError(f"{item.tensor.name}: {error}") from None
+    smallest, largest = hot.loops().gap_bounds(indices)
+    if smallest < 1:
         raise ValueError(f"{item.tensor.name}: indices are not strictly increasing")
-    if kind is LocationType.CHAIN_U8:
-        return plain.encode_chain(gaps)
-    if kind is LocationType.BITMAP:
-        return plain.encode_bitmap(indices - item.start, item.span)
-    largest = int(gaps.max(initial=0))
     if largest >= 1 << (8 * kind.planes):
         raise ValueError(f"{item.tensor.name}: a gap of {largest} does not fit {kind.name}")
-    return gaps.astype(bits.unsigned_of_width(kind.planes))
+    return np.diff(indices).astype(bits.unsigned_of_width(kind.planes))
 
 
 def units_bound(kind: LocationType, count: int, numel: int) -> tuple[int, int]:
@@ -126,24 +128,30 @@ def decode_locations(kind: LocationType, start: int, count: int, numel: int, pla
     if kind is LocationType.RUN:
         return None
     if kind is LocationType.BITMAP:
-        indices = _bitmap_distances(planes[0], count)
+        indices = _bitmap_locations(planes[0], start, count)
+    elif kind is LocationType.CHAIN_U8:
+        indices = hot.loops().chain_locations(planes[0], start, count)
     else:
-        indices = np.zeros(count, dtype=np.int64)
-        if kind is LocationType.CHAIN_U8:
-            indices[1:] = plain.decode_chain(planes[0], count - 1)
-        else:
-            gaps = plain.join_planes(planes, bits.unsigned_of_width(kind.planes))
-            # Each gap below numel < 2**63: if the running sum wraps, its first wrapped value is negative.
-            if int(gaps.min(initial=1)) < 1 or int(gaps.max(initial=0)) >= numel:
-                raise ValueError("a gap is zero or larger than the tensor")
-            np.cumsum(gaps, dtype=np.int64, out=indices[1:])
-    indices += start
-    if int(indices[-1]) >= numel or int(indices.min()) < start:
+        indices = _gap_locations(planes, start, count, numel)
+    if int(indices[-1]) >= numel or int(indices[0]) < start:
         raise ValueError(f"a location lies outside {numel} elements")
     return indices
 
 
-def _bitmap_distances(bitmap: Bytes, count: int) -> Indices:
+def _gap_locations(planes: list[Bytes], start: int, count: int, numel: int) -> Indices:
+    gaps = hot.loops().join_planes(planes, bits.unsigned_of_width(len(planes)))
+    if int(gaps.min(initial=1)) < 1 or int(gaps.max(initial=0)) >= numel:
+        raise ValueError("a gap is zero or larger than the tensor")
+    indices = np.full(count, start, dtype=np.int64)
+    np.cumsum(gaps, dtype=np.int64, out=indices[1:])
+    indices[1:] += start
+    # Each gap is below numel < 2**63: if the running sum wraps, its first wrapped value is negative.
+    if int(indices.min()) < start:
+        raise ValueError(f"a location lies outside {numel} elements")
+    return indices
+
+
+def _bitmap_locations(bitmap: Bytes, start: int, count: int) -> Indices:
     if not len(bitmap) or not bitmap[0] & 1 or not bitmap[-1]:
         raise ValueError("the bitmap does not begin at the start index or has bytes left over")
-    return plain.decode_bitmap(bitmap, count)
+    return hot.loops().bitmap_locations(bitmap, start, count)

@@ -29,7 +29,7 @@ from nemo_dcr.codec.wire import Header, ItemRow
 from nemo_dcr.config import CodecConfig
 from nemo_dcr.errors import PayloadCorrupt, PayloadUnsupported, UnsupportedDtype
 from nemo_dcr.ids import PayloadKey
-from nemo_dcr.kernels import plain
+from nemo_dcr.kernels import hot
 from nemo_dcr.kernels.plain import Bytes
 
 _ENCODINGS = {int(encoding): encoding for encoding in Encoding}
@@ -84,9 +84,9 @@ def encode_payload(key: PayloadKey, items: Sequence[Item], *, zstd_level: int = 
     layout.place(len(metadata))
     for item, units, row in zip(items, located, rows, strict=True):
         stream = location_stream(LocationType(row.location))
-        plain.split_planes(units, layout.planes(body, stream, row.location_offset, row.location_units))
+        hot.loops().split_planes(units, layout.planes(body, stream, row.location_offset, row.location_units))
         stream = value_stream(item.encoding, item.tensor.width)
-        plain.split_planes(item.values, layout.planes(body, stream, row.value_offset, row.count))
+        hot.loops().split_planes(item.values, layout.planes(body, stream, row.value_offset, row.count))
     frame = _compress(body, [len(metadata), *layout.plane_ends()], zstd_level)
     header = Header(
         key=key, items=len(rows), metadata_bytes=len(metadata), body_bytes=len(body), frame_bytes=len(frame)
@@ -230,7 +230,7 @@ class VerifiedPayload:
         except ValueError as error:
             raise self._corrupt(f"{row.name!r}: {error}") from None
         planes = layout.planes(body, value_stream(encoding, meta.width), row.value_offset, row.count)
-        return Item(meta, encoding, row.start, indices, plain.join_planes(planes, bits.unsigned(meta.dtype)))
+        return Item(meta, encoding, row.start, indices, hot.loops().join_planes(planes, bits.unsigned(meta.dtype)))
 
     def _corrupt(self, detail: str) -> PayloadCorrupt:
         return PayloadCorrupt(str(self.key), detail)

@@ -26,7 +26,19 @@ Bytes = NDArray[np.uint8]
 Locations = Indices | slice
 """Unique flat indices, or a slice for a contiguous run."""
 
+Planes = Sequence[Bytes]
+"""One array of bytes for each byte of a word, least significant first."""
+
 _ESCAPE = 255
+
+
+def changes(new: Words, old: Words, *, masks: bool) -> tuple[Indices, Words]:
+    """Sorted flat indices at which the stored words differ, and there `old ^ new` with `masks`, else the new words.
+
+    Raises: ValueError when width or length differ.
+    """
+    indices = changed_indices(new, old)
+    return indices, xor_masks(new, old, indices) if masks else gather(new, indices)
 
 
 def changed_indices(new: Words, old: Words) -> Indices:
@@ -67,6 +79,12 @@ def overwrite_scatter(resident: Words, at: Locations, values: Words) -> None:
     resident[at] = values
 
 
+def gap_bounds(indices: Indices) -> tuple[int, int]:
+    """The smallest and the largest step between neighbours; (1, 0) for fewer than two indices."""
+    gaps = np.diff(indices)
+    return int(gaps.min()) if len(gaps) else 1, int(gaps.max()) if len(gaps) else 0
+
+
 def encode_chain(gaps: Indices) -> Bytes:
     """Gaps (each >= 1) as a chain of bytes: 255 means add 255 and go on, any other byte adds itself and ends a gap."""
     if not len(gaps) or int(gaps.max()) < _ESCAPE:
@@ -77,6 +95,25 @@ def encode_chain(gaps: Indices) -> Bytes:
     chain = np.full(int(ends[-1]) + 1, _ESCAPE, dtype=np.uint8)
     chain[ends] = gaps % _ESCAPE
     return chain
+
+
+def chain_of(indices: Indices) -> Bytes:
+    """The chain of the gaps between strictly increasing indices; empty for a single one.
+
+    Raises: ValueError when the indices do not increase.
+    """
+    return encode_chain(_increasing(indices))
+
+
+def chain_locations(chain: Bytes, start: int, count: int) -> Indices:
+    """The `count` locations, at least one, that begin at `start` and go on by the gaps of `chain`.
+
+    Raises: ValueError when the chain does not hold exactly `count - 1` gaps of at least 1.
+    """
+    locations = np.zeros(count, dtype=np.int64)
+    locations[1:] = decode_chain(chain, count - 1)
+    locations += start
+    return locations
 
 
 def decode_chain(chain: Bytes, count: int) -> Indices:
@@ -118,6 +155,25 @@ def encode_bitmap(distances: Indices, span: int) -> Bytes:
     return bitmap
 
 
+def bitmap_of(indices: Indices) -> Bytes:
+    """Strictly increasing indices, at least one, as bits from the first one on.
+
+    Raises: ValueError when the indices do not increase.
+    """
+    _increasing(indices)
+    return encode_bitmap(indices - indices[0], int(indices[-1] - indices[0]) + 1)
+
+
+def bitmap_locations(bitmap: Bytes, start: int, count: int) -> Indices:
+    """The `count` locations whose bits are set in a bitmap that begins at `start`.
+
+    Raises: ValueError when not exactly `count` bits are set.
+    """
+    locations = decode_bitmap(bitmap, count)
+    locations += start
+    return locations
+
+
 def decode_bitmap(bitmap: Bytes, count: int) -> Indices:
     """Sorted distances of the bits set in `bitmap`.
 
@@ -137,17 +193,24 @@ def decode_bitmap(bitmap: Bytes, count: int) -> Indices:
     return distances
 
 
-def split_planes(words: Words, planes: Sequence[Bytes]) -> None:
+def split_planes(words: Words, planes: Planes) -> None:
     """Write byte k of every word, least significant first, into `planes[k]`; one plane for each byte of the width."""
     lanes = np.ascontiguousarray(words).view(np.uint8).reshape(len(words), len(planes))
     for byte, plane in enumerate(planes):
         plane[:] = lanes[:, byte]
 
 
-def join_planes(planes: Sequence[Bytes], dtype: np.dtype[Any]) -> Words:
+def join_planes(planes: Planes, dtype: np.dtype[Any]) -> Words:
     """The words whose byte k is `planes[k]`; a new writable array of the little-endian unsigned `dtype`."""
     words: Words = np.empty(len(planes[0]), dtype=dtype)
     lanes = words.view(np.uint8).reshape(len(words), len(planes))
     for byte, plane in enumerate(planes):
         lanes[:, byte] = plane
     return words
+
+
+def _increasing(indices: Indices) -> Indices:
+    gaps = np.diff(indices)
+    if len(gaps) and int(gaps.min()) < 1:
+        raise ValueError("indices are not strictly increasing")
+    return gaps

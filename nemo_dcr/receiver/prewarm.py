@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nemo_dcr.canonical import TensorMeta
+from nemo_dcr.kernels import hot
 from nemo_dcr.receiver.attributes import PinnedAttributes
 from nemo_dcr.receiver.conditions import InterceptedWrites, first_breach
 from nemo_dcr.receiver.live_storage import ByteCopy, Checksums, LiveStorage
@@ -41,6 +42,7 @@ def prewarm(model: NativeModel, tensors: Sequence[TensorMeta], *, keep: type[Liv
     """
     if len({meta.name for meta in tensors}) != len(tensors):
         raise ValueError("the tensor table has a name twice")
+    hot.warm(sum(meta.nbytes for meta in tensors))
     residents = Residents(model)
     attributes = PinnedAttributes(model)
     live, threads = keep(residents), ThreadCensus()

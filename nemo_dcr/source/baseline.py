@@ -22,7 +22,8 @@ import numpy as np
 from nemo_dcr.bits import Words
 from nemo_dcr.errors import ConditionViolated
 from nemo_dcr.ids import NO_CANDIDATE, CandidateId, Version
-from nemo_dcr.kernels.plain import Indices, overwrite_scatter
+from nemo_dcr.kernels import hot
+from nemo_dcr.kernels.plain import Indices
 
 
 class BaselineState(StrEnum):
@@ -171,7 +172,7 @@ class Baseline:
         if key not in self._words:
             raise ConditionViolated("SC3", key, "the tracker is lost and changes alone do not rebuild it")
         if self._begin(key, version):
-            overwrite_scatter(self._words[key], indices, values)
+            hot.loops().overwrite_scatter(self._words[key], indices, values)
             self._tags[key] = committed(version)
 
     def _begin(self, key: str, version: Version) -> bool:

@@ -26,6 +26,7 @@ from nemo_dcr.codec.records import Encoding, PathClass, choose_encoding
 from nemo_dcr.config import CodecConfig
 from nemo_dcr.errors import AttemptFailed, ConditionViolated, InternalError, UnsupportedMapping
 from nemo_dcr.ids import NO_ATTEMPT, NO_CANDIDATE, AttemptId, CandidateId, OwnerId, Version
+from nemo_dcr.kernels import hot
 from nemo_dcr.record import AttemptMode
 from nemo_dcr.source.baseline import Baseline, BaselineState, BaselineTag, Copied, Hold, can_rebuild, unite_tags, untold
 from nemo_dcr.source.baseline_files import BaselineFiles
@@ -87,7 +88,8 @@ class DeltaOwner:
             if task.map.domain or not task.tensor.numel:
                 by_tensor[task.tensor].append(task)
         self._units = tuple(AffineUnit(tensor, tuple(by_tensor[tensor])) for tensor in sorted(by_tensor))
-        self._tensors = tuple(sorted((*by_tensor, *(() if residual is None else residual.tensors))))
+        converted = () if residual is None else residual.tensors
+        self._tensors = tuple(sorted((*by_tensor, *converted)))
         self._tasks = tuple(task for unit in self._units for task in unit.tasks)
         _refuse_repeats([task.key for task in self._tasks])
         _refuse_repeats([tensor.name for tensor in self._tensors])
@@ -97,6 +99,7 @@ class DeltaOwner:
             for group, baseline in enumerate(self._baselines):
                 baseline.keep_in(_holder(files, group))
         self._captures = 0
+        hot.warm(sum(unit.nbytes for unit in self._units) + sum(tensor.nbytes for tensor in converted))
         self._counts = Counts(self.source_elements, compared=False)
 
     def tensor_table(self) -> tuple[TensorMeta, ...]:

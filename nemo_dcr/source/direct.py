@@ -21,7 +21,8 @@ from nemo_dcr.bits import Words
 from nemo_dcr.canonical import TensorMeta
 from nemo_dcr.codec.records import Encoding, Item
 from nemo_dcr.errors import ConditionViolated
-from nemo_dcr.kernels.plain import Indices, changed_indices, gather, xor_masks
+from nemo_dcr.kernels import hot
+from nemo_dcr.kernels.plain import Indices, gather
 from nemo_dcr.source.baseline import LOST, Baseline
 from nemo_dcr.source.tasks import AffineTask
 
@@ -69,15 +70,13 @@ class AffineUnit:
         changed = effective = 0
         for task in self.tasks:
             new, old = task.words(), trackers.words(task.key)
-            indices = changed_indices(new, old)
+            indices, values = hot.loops().changes(new, old, masks=encoding is Encoding.XOR)
             changed += len(indices)
             if not len(indices):
                 continue
             effective += _effective(task, new, old, indices)
-            if encoding is Encoding.XOR:
-                values = xor_masks(new, old, indices)
-            else:
-                values = task.projection.apply(gather(new, indices))
+            if encoding is not Encoding.XOR:
+                values = task.projection.apply(values)
             entries.append(_in_order(task, indices, values))
         return Emission(_merge(self.tensor, encoding, entries), changed, effective)
 
@@ -91,7 +90,7 @@ class AffineUnit:
         for task, new in zip(self.tasks, words, strict=True):
             if trackers.tag_of(task.key) != LOST:
                 old = trackers.words(task.key)
-                indices = changed_indices(new, old)
+                indices = hot.loops().changed_indices(new, old)
                 changed += len(indices)
                 effective += _effective(task, new, old, indices)
         return Emission(self._everything(words), changed, effective)

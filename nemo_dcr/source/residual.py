@@ -28,7 +28,8 @@ from nemo_dcr.codec.buckets import Chunk, group_chunks
 from nemo_dcr.codec.records import Encoding, Item
 from nemo_dcr.errors import ConditionViolated, EndpointLost
 from nemo_dcr.ids import OwnerId, Version
-from nemo_dcr.kernels.plain import Indices, changed_indices, gather
+from nemo_dcr.kernels import hot
+from nemo_dcr.kernels.plain import Indices
 from nemo_dcr.record import AttemptMode
 from nemo_dcr.source.assembly import assemble, pack_parts, unpack_parts
 from nemo_dcr.source.baseline import LOST, Baseline, Copied, committed, untold
@@ -197,8 +198,7 @@ class ResidualConverter:
         """Changed indices and their new words; None and all words when a dense attempt has no baseline to compare."""
         if mode is AttemptMode.DENSE and self._outputs.tag_of(tensor.name) == LOST:
             return None, words
-        indices = changed_indices(words, self._outputs.words(tensor.name))
-        return indices, gather(words, indices)
+        return hot.loops().changes(words, self._outputs.words(tensor.name), masks=False)
 
     def _required(self, meeting: str, stopped: Callable[[], bool]) -> tuple[TensorMeta, ...]:
         """U_req: compare the watched inputs and unite the flags of all ranks."""
@@ -207,7 +207,7 @@ class ResidualConverter:
             for watched in self._inputs:
                 count = watched.count
                 if self._trackers.tag_of(watched.key) != LOST:
-                    count = len(changed_indices(watched.words(), self._trackers.words(watched.key)))
+                    count = len(hot.loops().changed_indices(watched.words(), self._trackers.words(watched.key)))
                 self.counts.changed_inputs += count
                 if count:
                     changed.add(watched.name)
