@@ -38,6 +38,8 @@ from nemo_dcr.protocol.tags import TrackerKind, TrackerTag
 from nemo_dcr.runtime.addresses import Address, new_incarnation, publish_address
 from nemo_dcr.runtime.change_log import DIRECTORY as CHANGES
 from nemo_dcr.runtime.change_log import ChangeLog, Holding
+from nemo_dcr.runtime.chronicle import DIRECTORY as CHRONICLE
+from nemo_dcr.runtime.chronicle import Chronicle
 from nemo_dcr.runtime.owner_node import OwnerNode
 from nemo_dcr.runtime.rpc import LOOPBACK, PLAINTEXT
 from nemo_dcr.runtime.serve import OwnerService
@@ -160,6 +162,8 @@ class Owner:
             holding = Holding(rank, incarnation, weights.delta.source_elements, weights.delta.elements_by_tensor())
             changes = ChangeLog(place / CHANGES, holding)
             opened.callback(changes.close)
+            chronicle = Chronicle(place / CHRONICLE, name, incarnation)
+            opened.callback(chronicle.close)
             node = OwnerNode(
                 delta=weights.delta,
                 incarnation=incarnation,
@@ -172,6 +176,7 @@ class Owner:
                 queue=queue,
                 baseline_digest=digest,
                 changes=changes,
+                told=chronicle.tell,
             )
             service = OwnerService(node, clock, listen, security)
             opened.callback(service.close)

@@ -22,6 +22,8 @@ from nemo_dcr.errors import OperatorNeeded
 from nemo_dcr.ids import InstanceId, Member, receiver_id
 from nemo_dcr.receiver.residents import NativeModel
 from nemo_dcr.runtime.addresses import Address, new_incarnation, publish_address
+from nemo_dcr.runtime.chronicle import DIRECTORY as CHRONICLE
+from nemo_dcr.runtime.chronicle import Chronicle
 from nemo_dcr.runtime.receiver_node import ReceiverNode
 from nemo_dcr.runtime.rpc import LOOPBACK, PLAINTEXT
 from nemo_dcr.runtime.serve import ReceiverService
@@ -90,6 +92,8 @@ class Receiver:
             trace = place / "traces" / f"{instance}-{rank}-{incarnation}.ndjson"
             tracer = FileTracer(trace, name, incarnation, clock)
             opened.callback(tracer.close)
+            chronicle = Chronicle(place / CHRONICLE, name, incarnation)
+            opened.callback(chronicle.close)
             self.node = ReceiverNode(
                 member=Member(name, incarnation),
                 ranks=ranks,
@@ -100,6 +104,7 @@ class Receiver:
                 codec=codec,
                 queue=queue,
                 loaded_digest=loaded_digest,
+                told=chronicle.tell,
             )
             self._service = ReceiverService(self.node, clock, listen, security)
             opened.callback(self._service.close)

@@ -52,6 +52,8 @@ from nemo_dcr.protocol.owner_state import (
 from nemo_dcr.protocol.tags import TrackerTag
 from nemo_dcr.record import DELTA_MODES, AttemptMode
 from nemo_dcr.runtime.change_log import ChangeLog
+from nemo_dcr.runtime.chronicle import Told, tell_nobody
+from nemo_dcr.runtime.node_story import NodeStory
 from nemo_dcr.runtime.payload_stream import FormedPayload, PayloadStream
 from nemo_dcr.runtime.stepper import Stepper
 from nemo_dcr.runtime.timings import StageClock
@@ -97,11 +99,12 @@ class OwnerNode:
         queue: QueueConfig | None = None,
         baseline_digest: bytes = b"",
         changes: ChangeLog | None = None,
+        told: Told = tell_nobody,
     ) -> None:
         """`tracker` and `resident` say what baseline and weights are known to hold at the start.
 
         `candidate`: after a restart inside a transition, the frozen candidate that the weights were brought back to.
-        `changes` is told what each committed version changed.
+        `changes` is told what each committed version changed, `told` the timings of each attempt.
         """
         self.delta = delta
         self.timings = StageClock(f"owner-{delta.owner}")
@@ -129,6 +132,7 @@ class OwnerNode:
         self._publisher: Publisher | None = None
         self._stop: AttemptId | None = None
         self._changes = changes
+        self._story = NodeStory(self.timings, told)
         self._streamed: tuple[CandidateId, Counts] | None = None
         """The candidate of the last complete stream of changes, and what it counted."""
         self._machine.begin()
@@ -240,6 +244,7 @@ class OwnerNode:
                 if self._stream == attempt:  # the end may have let a later attempt in already
                     self._stream = None
                 self._finish_stop()
+            self._story.measured(attempt)
 
     def _give_up_other_baseline(self, start: StartStream) -> None:
         """A dense attempt over a baseline of another version, as after a start from an old checkpoint: it is of no use.
@@ -293,6 +298,7 @@ class OwnerNode:
                 self._changes.append(copy.version, candidate, self._streamed[1])
             self._feed(BaselineFilled(copy.version))
             self.delta.seal(candidate)
+        self._story.measured(attempt)
 
     def _refill(self, refill: RefillBaseline) -> None:
         try:

@@ -24,6 +24,7 @@ from nemo_dcr.ids import Member, receiver_id
 from nemo_dcr.protocol.tags import TagKind
 from nemo_dcr.receiver.residents import NativeModel
 from nemo_dcr.runtime.addresses import Address, new_incarnation, publish_address
+from nemo_dcr.runtime.chronicle import Chronicle
 from nemo_dcr.runtime.receiver_node import ReceiverNode
 from nemo_dcr.runtime.serve import ReceiverService
 from nemo_dcr.runtime.trace_file import FileTracer
@@ -64,6 +65,7 @@ class RankReceiver:
         trace = settings.traces / f"{receiver.replace('/', '-')}-{incarnation}.ndjson"
         self._transport = open_transport(settings.transport_url, run=settings.run)
         self._tracer = FileTracer(trace, receiver, incarnation, clock)
+        self._chronicle = Chronicle(settings.chronicle, receiver, incarnation)
         self.node = ReceiverNode(
             member=Member(receiver, incarnation),
             ranks=ranks,
@@ -72,11 +74,13 @@ class RankReceiver:
             tracer=self._tracer,
             refit=RefitConfig(post_apply_check=settings.post_apply_check),
             loaded_digest=loaded_digest,
+            told=self._chronicle.tell,
         )
         try:
             self._service = ReceiverService(self.node, clock, settings.listen, security)
         except BaseException:
             self._tracer.close()
+            self._chronicle.close()
             self._transport.close()
             raise
         self._service.start()
@@ -123,4 +127,5 @@ class RankReceiver:
         except Exception:  # it hands on the fault that ended it, which was told to peers and is no news here
             logger.warning("%s: its service had failed before", self.node.member.receiver, exc_info=True)
         self._tracer.close()
+        self._chronicle.close()
         self._transport.close()
