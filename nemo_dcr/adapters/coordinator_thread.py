@@ -19,7 +19,7 @@ from nemo_dcr.ids import OwnerId
 from nemo_dcr.protocol.transition_state import CoordinatorConfig
 from nemo_dcr.runtime.addresses import new_incarnation
 from nemo_dcr.runtime.chronicle import DIRECTORY as CHRONICLE
-from nemo_dcr.runtime.chronicle import Chronicle
+from nemo_dcr.runtime.chronicle import Chronicle, Told, tell_all, tell_nobody
 from nemo_dcr.runtime.coordinator_node import CoordinatorNode
 from nemo_dcr.runtime.rpc import LOOPBACK, PLAINTEXT
 from nemo_dcr.runtime.trace_file import FileTracer
@@ -44,6 +44,7 @@ class CoordinatorThread:
         refit: RefitConfig,
         listen: str = LOOPBACK,
         security: Security = PLAINTEXT,
+        told: Told = tell_nobody,
     ) -> None:
         """Bind `listen` and begin.
 
@@ -56,6 +57,7 @@ class CoordinatorThread:
             refit: the protocol's times and choices.
             listen: where it answers `nemo-dcr status`.
             security: its key pair.
+            told: gets what its chronicle gets.
 
         Raises: InvalidConfig for a URL or address that cannot be used; OperatorNeeded; ControlPlaneUnavailable.
         """
@@ -79,7 +81,7 @@ class CoordinatorThread:
                 clock=clock,
                 listen=listen,
                 security=security,
-                told=self._chronicle.tell,
+                told=tell_all(self._chronicle.tell, told),
             )
         except BaseException:
             self._let_go()

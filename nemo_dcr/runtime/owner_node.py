@@ -130,6 +130,7 @@ class OwnerNode:
         self._refusal = ""
         self._stream: AttemptId | None = None
         self._publisher: Publisher | None = None
+        self._payloads: PayloadStream | None = None
         self._stop: AttemptId | None = None
         self._changes = changes
         self._story = NodeStory(self.timings, told)
@@ -155,6 +156,12 @@ class OwnerNode:
         """The owner as it stands."""
         with self._changed:
             return owner.report(self._state)
+
+    @property
+    def queue_depths(self) -> dict[str, int]:
+        """How many buckets and payloads of the running stream wait for the next stage."""
+        stream = self._payloads
+        return {"constructed": 0, "encoded": 0} if stream is None else stream.depths
 
     @property
     def counts(self) -> Counts:
@@ -223,6 +230,7 @@ class OwnerNode:
                 stopped=lambda: self._is_stopped(attempt),
                 apart=self._apart,
             )
+            self._payloads = stream
             with stream as payloads:
                 for payload in payloads:
                     self._publish(publisher, attempt, payload)
@@ -240,7 +248,7 @@ class OwnerNode:
             with self._changed:
                 if publisher is not None:
                     publisher.stop()
-                self._publisher = None
+                self._publisher = self._payloads = None
                 if self._stream == attempt:  # the end may have let a later attempt in already
                     self._stream = None
                 self._finish_stop()

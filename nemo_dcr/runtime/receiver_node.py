@@ -159,6 +159,12 @@ class ReceiverNode:
             return self._state.requests
 
     @property
+    def queue_depths(self) -> dict[str, int]:
+        """How many payloads of the running attempt wait in each queue."""
+        stages = self._stages
+        return {"staged": 0, "decoded": 0} if stages is None else stages.ingest.depths
+
+    @property
     def wants_engine(self) -> bool:
         """True while `work` would do something."""
         with self._changed:
