@@ -1,6 +1,6 @@
 """Change rates of a run by kind of tensor, from what its owners wrote (Figure 2 of the paper).
 
-A kind is a canonical name with its numbers left out, so that the layers and experts of one projection are one row. A
+A kind is a canonical name with its numbers left out, so that the same projection of all layers is one row. A
 rate is changed canonical elements over all elements of the kind. A version that an owner did not compare, or did not
 live to see, has no rate.
 Not handled: reading the files (see change_log).

@@ -165,7 +165,9 @@ class RunMetrics:
         """Every metric that has a value now."""
         with self._lock:
             watched = dict(self._depths)
-        depths = {(node, queue): float(n) for node, read in watched.items() for queue, n in read().items()}
+        depths: dict[Labels, float] = {}
+        for node, read in watched.items():
+            depths |= {(node, queue): float(number) for queue, number in read().items()}
         with self._lock:
             values = {name: dict(found) for name, found in self._values.items()}
             closed = values.setdefault("nemo_dcr_gate_closed_seconds_total", {})

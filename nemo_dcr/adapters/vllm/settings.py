@@ -44,6 +44,8 @@ class Settings:
     """Where every rank answers control calls; beyond loopback it needs `keys`."""
     keys: str = ""
     """Key directory on the ranks' hosts (`nemo-dcr keys new`), whose list names the coordinator's key."""
+    metrics: str = ""
+    """`PORT` or `HOST:PORT` at which rank 0 answers Prometheus, rank r at the r-th port after it; empty for none."""
 
     def __post_init__(self) -> None:
         for field in ("instance", "directory", "store", "run", "listen"):

@@ -6,15 +6,20 @@ import importlib.util
 import socket
 import subprocess
 import sys
+from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from nemo_dcr.adapters.prometheus import LOOPBACK_HOST, MetricsEndpoint, open_metrics
+from nemo_dcr.adapters.vllm.rank import RankReceiver
+from nemo_dcr.adapters.vllm.settings import Settings
+from nemo_dcr.canonical import TensorMeta
 from nemo_dcr.errors import InvalidConfig, OperatorNeeded
 from nemo_dcr.ids import AttemptId, CandidateId, Version
-from nemo_dcr.runtime.chronicle import GateMoved, TransitionOver
+from nemo_dcr.runtime.chronicle import GateMoved, LifeBegan, TransitionOver, read_life
+from nemo_dcr.testing.toy_loader import Slice, ToyModel
 from tests.unit.runtime.test_metrics import began, measured
 
 
@@ -70,6 +75,23 @@ def test_a_port_alone_is_on_loopback_and_ranks_take_the_ports_after_it() -> None
 def test_what_is_no_address_is_refused(listen: str) -> None:
     with pytest.raises(InvalidConfig, match="metrics"):
         open_metrics(listen)
+
+
+def test_a_rank_of_vllm_answers_with_its_queues_until_it_is_closed(tmp_path: Path) -> None:
+    for folder in ("addresses", "store"):
+        (tmp_path / folder).mkdir()
+    model = ToyModel((TensorMeta("a", (4,), "F32"),), {"a": Slice(0)}, 0, 1)
+    places = {"directory": str(tmp_path), "store": str(tmp_path / "store")}
+    rank = RankReceiver(Settings(instance="engine", run="here", metrics="0", **places), 0, 1, model)
+    endpoint = rank._endpoint
+    assert endpoint is not None
+    assert scrape(endpoint)["nemo_dcr_queue_depth", ("engine/0", "staged")] == 0
+    rank.close()
+    rank.close()
+    with pytest.raises(OSError, match="refused"):
+        scrape(endpoint)
+    (life,) = (tmp_path / "chronicle").iterdir()
+    assert [type(entry) for entry in read_life(life)] == [LifeBegan]
 
 
 def test_without_the_package_an_operator_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
