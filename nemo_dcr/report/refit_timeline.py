@@ -2,9 +2,9 @@
 
 The axis runs from the first attempt to the end of the transition, in seconds, so that a failed attempt and its retry
 stand one after the other. Finalization is drawn from the end of the last application to the end. Intervals of a row
-that would touch in the picture are drawn as one, which says how many they are: a picture has a bounded number of marks,
-however many payloads there were. Of many nodes those are drawn that worked longest, and the picture says how many are
-missing.
+that are nearer than a pixel are drawn as one, which says how many they are and how long they work; where there would be
+too many marks, also those that are further apart. Of many nodes those are drawn that worked longest, and the picture
+says how many are missing.
 Not handled: clocks of hosts that differ.
 
 Paper: Appendix C (timed window); Figure C.5; Section 8.7, Figure 11
@@ -22,8 +22,10 @@ from nemo_dcr.runtime.timeline import covered
 from nemo_dcr.runtime.timings import Span
 
 OWNERS_DRAWN, RECEIVERS_DRAWN = 6, 8
-MARKS = 2400
-"""Intervals drawn in one picture at most, about."""
+MARKS = 2000
+"""Intervals drawn in one picture at most."""
+LONGEST = 12
+"""Intervals that are drawn as one are together at most so many gaps long."""
 STAGES = ("construct", "encode", "publish", "download", "fetch", "verify", "decode", "apply", "baseline")
 """Rows of a node from top to bottom."""
 _WIDTH, _LEFT, _RIGHT, _ROW = 940, 150, 14, 13
@@ -49,12 +51,16 @@ class Row:
     bars: tuple[Bar, ...]
 
 
-def merged(spans: Iterable[Span], gap: float) -> list[tuple[Span, int, float]]:
-    """Intervals in order; those nearer than `gap` seconds as one, with their number and the seconds that they cover."""
+Group = tuple[Span, int, float]
+"""Intervals drawn as one: from the first to the last, their number, and the seconds that they cover."""
+
+
+def merged(spans: Iterable[Span], gap: float) -> list[Group]:
+    """Intervals in order; those nearer than `gap` seconds as one, up to `LONGEST` times as long."""
     found: list[list[Span]] = []
     reached = float("-inf")
     for span in sorted(spans, key=lambda span: span.begin):
-        if found and span.begin - reached < gap:
+        if found and span.begin - reached < gap and span.end - found[-1][0].begin <= LONGEST * gap:
             found[-1].append(span)
         else:
             found.append([span])
@@ -105,7 +111,7 @@ def rows(transition: Transition) -> tuple[list[Row], int]:
                 by_row.setdefault((node, span.stage), []).append(span)
     order = {stage: number for number, stage in enumerate(STAGES)}
     keys = sorted(by_row, key=lambda key: (shown.index(key[0]), order.get(key[1], len(order)), key[1]))
-    gap = (end - begin) * max(1, len(keys)) / MARKS
+    drawn = _drawn(by_row, (end - begin) / (_WIDTH - _LEFT - _RIGHT))
     made = [Row("transition", "attempts", tuple(_attempt_bars(transition, begin, end)))]
     applied = [t.marks["apply_ended"] for a in attempts for t in a.nodes.values() if "apply_ended" in t.marks]
     if applied and transition.ended is not None:
@@ -116,7 +122,7 @@ def rows(transition: Transition) -> tuple[list[Row], int]:
         known = order.get(stage)
         look = "fill other" if known is None else f"fill s{known}"
         bars = []
-        for span, number, seconds in merged(by_row[node, stage], gap):
+        for span, number, seconds in drawn[node, stage]:
             what = f"{span.detail}" if number == 1 else f"{number} intervals"
             tip = (
                 f"{node} {stage} {what}\n{span.begin - begin:.3f} s to {span.end - begin:.3f} s, works {seconds:.3f} s"
@@ -124,6 +130,15 @@ def rows(transition: Transition) -> tuple[list[Row], int]:
             bars.append(Bar(span.begin - begin, span.end - begin, tip, look))
         made.append(Row(node, stage, tuple(bars)))
     return made, len(owners) + len(receivers) - len(shown)
+
+
+def _drawn(by_row: dict[tuple[str, str], list[Span]], gap: float) -> dict[tuple[str, str], list[Group]]:
+    """The intervals of all rows; those nearer than a pixel as one, or than more where there would be too many."""
+    while True:
+        drawn = {key: merged(spans, gap) for key, spans in by_row.items()}
+        if sum(map(len, drawn.values())) <= max(MARKS, len(drawn)):
+            return drawn
+        gap *= 2
 
 
 def _attempt_bars(transition: Transition, begin: float, end: float) -> Iterable[Bar]:
