@@ -107,6 +107,8 @@ def coordinator(
         signal.signal(number, lambda *_: node.stopping.set())
     logging.getLogger("nemo_dcr").setLevel(logging.INFO)  # one line for each transition is what its log is for
     typer.echo(f"nemo-dcr coordinator: {name} answers on {node.server.address}, {'standby' if standby else 'active'}")
+    if endpoint is not None:
+        typer.echo(f"nemo-dcr coordinator: metrics on port {endpoint.port}")
     try:
         node.run()
     finally:
