@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 VLLM_STAMP := $(VENV)/.installed-vllm
 RAY_STAMP := $(VENV)/.installed-ray
+BROWSER_STAMP := $(VENV)/.installed-browser
 MEGATRON := .venv-megatron
 PEERS_STAMP := $(VENV)/.installed-peers
 MEGATRON_STAMP := $(MEGATRON)/.installed
@@ -29,7 +30,7 @@ endef
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-vllm setup-ray demo chaos test test-fast servers ray loaders loaders-all engines engines-all
-.PHONY: megatron wan wan-all grpo bench setup-peers
+.PHONY: megatron wan wan-all grpo bench setup-peers setup-browser report
 .PHONY: spec spec-tests spec-deep proof model model-deep check format clean
 
 help: ## List the targets
@@ -62,20 +63,29 @@ $(RAY_STAMP): $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c requirements/constraints.txt -e '.[ray]'
 	@touch $@
 
+setup-browser: setup $(BROWSER_STAMP) ## Add Playwright to .venv (its driver; the browser comes from the system)
+
+$(BROWSER_STAMP): $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c requirements/constraints.txt -e '.[browser]'
+	@touch $@
+
 demo: setup ## Train, refit and check a real model on this machine (options: ARGS="--steps 4 --quiet")
 	$(BIN)/nemo-dcr demo $(ARGS)
 
 test: setup ## Every test, the slow ones included, but for those that have a target of their own
-	$(BIN)/python -m pytest $(WATCHDOG) -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m 'not proof and not spec and not model and not deep and not vllm and not megatron and not wan and not servers and not ray' $(ARGS)
+	$(BIN)/python -m pytest $(WATCHDOG) -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m 'not proof and not spec and not model and not deep and not vllm and not megatron and not wan and not servers and not ray and not browser' $(ARGS)
 
 test-fast: setup ## The tests that need neither processes, nor Java, nor a real checkpoint
-	$(BIN)/python -m pytest -m 'not slow and not spec and not proof and not model and not deep and not vllm and not megatron and not wan and not servers and not ray' $(ARGS)
+	$(BIN)/python -m pytest -m 'not slow and not spec and not proof and not model and not deep and not vllm and not megatron and not wan and not servers and not ray and not browser' $(ARGS)
 
 servers: setup ## Object storage, relays and the commit record against real servers; needs the Debian package etcd-server
 	$(BIN)/python -m pytest $(WATCHDOG) -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m servers $(ARGS)
 
 ray: setup-ray ## A run of Ray actors: refits, and an engine that is killed and comes back
 	$(BIN)/python -m pytest -m ray tests/ray $(ARGS)
+
+report: setup-browser ## The page of `nemo-dcr report` in a headless browser; needs the Debian package chromium-headless-shell
+	$(BIN)/python -m pytest -q -m browser tests/browser $(ARGS)
 
 loaders: setup-vllm ## vLLM's real loaders: a sample that the commit chooses, against docs/loader-paths.md
 	$(BIN)/python -m pytest -rP -m vllm tests/loaders tests/failures $(ARGS)

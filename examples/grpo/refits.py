@@ -38,6 +38,7 @@ from nemo_dcr.protocol.messages import PrepareReceiver
 from nemo_dcr.protocol.transition_state import CoordinatorConfig
 from nemo_dcr.record import DELTA_MODES, AttemptMode
 from nemo_dcr.runtime.addresses import new_incarnation
+from nemo_dcr.runtime.chronicle import Chronicle
 from nemo_dcr.runtime.coordinator import Coordinator
 from nemo_dcr.runtime.methods import TIMINGS
 from nemo_dcr.runtime.timeline import RefitTimeline
@@ -99,6 +100,7 @@ class Refits:
         self._control = open_control(job.record)
         self._coordinator: Coordinator | None = None
         self._tracer: FileTracer | None = None
+        self._chronicle: Chronicle | None = None
         self._watched = _Watched()
         self._payloads_per_owner = 2 * _STALL_AFTER
 
@@ -110,6 +112,7 @@ class Refits:
         refit = RefitConfig(attempt_deadline_s=TRANSITION_S, lost_after_s=LOST_AFTER_S)
         incarnation = new_incarnation(self._job.addresses, "coordinator")
         self._tracer = FileTracer(self._job.traces / "coordinator.ndjson", "coordinator", incarnation, self._clock)
+        self._chronicle = Chronicle(self._job.chronicle, "coordinator", incarnation)
         self._coordinator = Coordinator(
             CoordinatorConfig(
                 refit=refit, owners=fleet.endpoints.owners(), bootstrap_instances=len(self._job.instances)
@@ -119,6 +122,7 @@ class Refits:
             self._transport,
             classes=classes,
             tracer=self._tracer,
+            told=self._chronicle.tell,
             clock=self._clock,
             observer=lambda effect: self._watched.see(effect),
         )
@@ -175,6 +179,8 @@ class Refits:
         self._transport.close()
         if self._tracer is not None:
             self._tracer.close()
+        if self._chronicle is not None:
+            self._chronicle.close()
         write_journal(self._job.traces / "control.ndjson", self._control.journal())
 
     def _kill_when_everyone_wrote(self, victim: InstanceId) -> None:

@@ -31,6 +31,7 @@ from nemo_dcr.config import CodecConfig
 from nemo_dcr.ids import NO_CANDIDATE, CandidateId, OwnerId, Version
 from nemo_dcr.protocol.tags import TrackerKind, TrackerTag
 from nemo_dcr.runtime.addresses import Address, new_incarnation, publish_address
+from nemo_dcr.runtime.chronicle import Chronicle
 from nemo_dcr.runtime.methods import Done
 from nemo_dcr.runtime.owner_node import OwnerNode
 from nemo_dcr.runtime.rpc import Method, Respond
@@ -93,6 +94,7 @@ def main(job: DemoJob, rank: int) -> None:
     place = place_of(job, name)
     transport = StallingTransport(place.transport)
     tracer = FileTracer(job.traces / f"{name}-{incarnation}.ndjson", f"owner {rank}", incarnation, clock)
+    chronicle = Chronicle(job.chronicle, name, incarnation)
     trainer = GrpoRank(policy)
     node = OwnerNode(
         delta=delta,
@@ -104,6 +106,7 @@ def main(job: DemoJob, rank: int) -> None:
         tracer=tracer,
         codec=codec,
         baseline_digest=digest,
+        told=chronicle.tell,
     )
     trainer.node = node
     service = OwnerService(node, clock, place.listen, place.security)
@@ -134,6 +137,7 @@ def main(job: DemoJob, rank: int) -> None:
     service.close()
     transport.close()
     tracer.close()
+    chronicle.close()
     dist.destroy_process_group()
 
 

@@ -18,6 +18,8 @@ from nemo_dcr.control import open_control
 from nemo_dcr.ids import OwnerId
 from nemo_dcr.protocol.transition_state import CoordinatorConfig
 from nemo_dcr.runtime.addresses import new_incarnation
+from nemo_dcr.runtime.chronicle import DIRECTORY as CHRONICLE
+from nemo_dcr.runtime.chronicle import Chronicle, Told, tell_all, tell_nobody
 from nemo_dcr.runtime.coordinator_node import CoordinatorNode
 from nemo_dcr.runtime.rpc import LOOPBACK, PLAINTEXT
 from nemo_dcr.runtime.trace_file import FileTracer
@@ -42,11 +44,12 @@ class CoordinatorThread:
         refit: RefitConfig,
         listen: str = LOOPBACK,
         security: Security = PLAINTEXT,
+        told: Told = tell_nobody,
     ) -> None:
         """Bind `listen` and begin.
 
         Args:
-            directory: of the run, with `addresses` and `traces`.
+            directory: of the run, with `addresses`, `traces` and `chronicle`.
             record: URL of the commit record.
             transport: for the cleanup of old payloads; the caller closes it.
             owners: trainer ranks.
@@ -54,12 +57,14 @@ class CoordinatorThread:
             refit: the protocol's times and choices.
             listen: where it answers `nemo-dcr status`.
             security: its key pair.
+            told: gets what its chronicle gets.
 
         Raises: InvalidConfig for a URL or address that cannot be used; OperatorNeeded; ControlPlaneUnavailable.
         """
         clock, incarnation = LamportClock(), new_incarnation(directory / "addresses", NAME)
         self._control = open_control(record, now=time.time)
         self._tracer = FileTracer(directory / "traces" / f"{NAME}-{incarnation}.ndjson", NAME, incarnation, clock)
+        self._chronicle = Chronicle(directory / CHRONICLE, NAME, incarnation)
         self.problem: BaseException | None = None
         """What ended it, Conflict when another coordinator took over; None while it runs."""
         try:
@@ -76,6 +81,7 @@ class CoordinatorThread:
                 clock=clock,
                 listen=listen,
                 security=security,
+                told=tell_all(self._chronicle.tell, told),
             )
         except BaseException:
             self._let_go()
@@ -97,6 +103,7 @@ class CoordinatorThread:
 
     def _let_go(self) -> None:
         self._tracer.close()
+        self._chronicle.close()
         close = getattr(self._control, "close", None)
         if close is not None:
             close()

@@ -28,6 +28,7 @@ from nemo_dcr.adapters.coordinator_thread import CoordinatorThread
 from nemo_dcr.adapters.first_version import first_digest
 from nemo_dcr.adapters.kept_baseline import take_over
 from nemo_dcr.adapters.policy_weights import PolicyWeights
+from nemo_dcr.adapters.prometheus import open_metrics
 from nemo_dcr.adapters.trainer_group import trainer_group
 from nemo_dcr.canonical import TensorMeta
 from nemo_dcr.checkpoint.directory import Checkpoint, open_checkpoint
@@ -38,6 +39,8 @@ from nemo_dcr.protocol.tags import TrackerKind, TrackerTag
 from nemo_dcr.runtime.addresses import Address, new_incarnation, publish_address
 from nemo_dcr.runtime.change_log import DIRECTORY as CHANGES
 from nemo_dcr.runtime.change_log import ChangeLog, Holding
+from nemo_dcr.runtime.chronicle import DIRECTORY as CHRONICLE
+from nemo_dcr.runtime.chronicle import Chronicle, Told, tell_all, tell_nobody
 from nemo_dcr.runtime.owner_node import OwnerNode
 from nemo_dcr.runtime.rpc import LOOPBACK, PLAINTEXT
 from nemo_dcr.runtime.serve import OwnerService
@@ -63,6 +66,8 @@ class Owner:
         self._numbers = itertools.count(1)
         self._candidate = NO_CANDIDATE
         self._coordinator: CoordinatorThread | None = None
+        self.metrics_port: int | None = None
+        """Where this rank answers Prometheus; None when it does not."""
         self._opened = ExitStack()
 
     @classmethod
@@ -88,6 +93,7 @@ class Owner:
         baseline: BaselineConfig | None = None,
         listen: str = LOOPBACK,
         keys: Path | str | None = None,
+        metrics: str = "",
     ) -> Self:
         """Make this rank an owner, capture its baseline, and begin to answer. All ranks of `group` call it together.
 
@@ -116,6 +122,8 @@ class Owner:
                 difference to the committed version where they hold it. All ranks must reach `record` then.
             listen: where this rank answers control calls; beyond loopback it needs `keys`.
             keys: key directory of this rank (`nemo-dcr keys new`).
+            metrics: `PORT` or `HOST:PORT` at which rank 0 answers Prometheus, rank r at the r-th port after it; empty
+                for none (docs/metrics.md).
 
         Raises: InvalidConfig; UnsupportedMapping (SC1, SC2, SC5, SC6) for a model that does not make the checkpoint;
         ConditionViolated (SC2) for replicas that differ; CheckpointInvalid; TransportFailed; EndpointLost.
@@ -159,6 +167,13 @@ class Owner:
             holding = Holding(rank, incarnation, weights.delta.source_elements, weights.delta.elements_by_tensor())
             changes = ChangeLog(place / CHANGES, holding)
             opened.callback(changes.close)
+            chronicle = Chronicle(place / CHRONICLE, name, incarnation)
+            opened.callback(chronicle.close)
+            endpoint = open_metrics(metrics, rank) if metrics else None
+            told: Told = chronicle.tell
+            if endpoint is not None:
+                opened.callback(endpoint.close)
+                told = tell_all(chronicle.tell, endpoint.metrics.teller(name))
             node = OwnerNode(
                 delta=weights.delta,
                 incarnation=incarnation,
@@ -171,10 +186,14 @@ class Owner:
                 queue=queue,
                 baseline_digest=digest,
                 changes=changes,
+                told=told,
             )
+            if endpoint is not None:
+                endpoint.metrics.watch(name, lambda: node.queue_depths)
             service = OwnerService(node, clock, listen, security)
             opened.callback(service.close)
             owner = cls(weights, node, service, prefix)
+            owner.metrics_port = None if endpoint is None else endpoint.port
             service.start()
             opened.callback(weights.stopping.set)
             key = security.keys.public if security.keys is not None else ""
@@ -189,6 +208,7 @@ class Owner:
                     refit=refit or RefitConfig(),
                     listen=listen,
                     security=security,
+                    told=tell_nobody if endpoint is None else endpoint.metrics.tell,
                 )
                 opened.callback(owner._coordinator.close)
             owner._opened = opened.pop_all()

@@ -17,11 +17,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from nemo_dcr.adapters.prometheus import open_metrics
 from nemo_dcr.config import CodecConfig, QueueConfig, RefitConfig
 from nemo_dcr.errors import OperatorNeeded
 from nemo_dcr.ids import InstanceId, Member, receiver_id
 from nemo_dcr.receiver.residents import NativeModel
 from nemo_dcr.runtime.addresses import Address, new_incarnation, publish_address
+from nemo_dcr.runtime.chronicle import DIRECTORY as CHRONICLE
+from nemo_dcr.runtime.chronicle import Chronicle, Told, tell_all
 from nemo_dcr.runtime.receiver_node import ReceiverNode
 from nemo_dcr.runtime.rpc import LOOPBACK, PLAINTEXT
 from nemo_dcr.runtime.serve import ReceiverService
@@ -57,6 +60,7 @@ class Receiver:
         queue: QueueConfig | None = None,
         listen: str = LOOPBACK,
         keys: Path | str | None = None,
+        metrics: str = "",
     ) -> None:
         """Begin to answer.
 
@@ -76,6 +80,8 @@ class Receiver:
             queue: bounds between the stages of a receiver.
             listen: where it answers control calls; beyond loopback it needs `keys`.
             keys: key directory of this rank.
+            metrics: `PORT` or `HOST:PORT` at which rank 0 answers Prometheus, rank r at the r-th port after it; empty
+                for none (docs/metrics.md).
 
         Raises: InvalidConfig; TransportFailed when the payload store cannot be opened.
         """
@@ -90,6 +96,13 @@ class Receiver:
             trace = place / "traces" / f"{instance}-{rank}-{incarnation}.ndjson"
             tracer = FileTracer(trace, name, incarnation, clock)
             opened.callback(tracer.close)
+            chronicle = Chronicle(place / CHRONICLE, name, incarnation)
+            opened.callback(chronicle.close)
+            endpoint = open_metrics(metrics, rank) if metrics else None
+            told: Told = chronicle.tell
+            if endpoint is not None:
+                opened.callback(endpoint.close)
+                told = tell_all(chronicle.tell, endpoint.metrics.teller(name))
             self.node = ReceiverNode(
                 member=Member(name, incarnation),
                 ranks=ranks,
@@ -100,7 +113,12 @@ class Receiver:
                 codec=codec,
                 queue=queue,
                 loaded_digest=loaded_digest,
+                told=told,
             )
+            if endpoint is not None:
+                endpoint.metrics.watch(name, lambda: self.node.queue_depths)
+            self.metrics_port = None if endpoint is None else endpoint.port
+            """Where this rank answers Prometheus; None when it does not."""
             self._service = ReceiverService(self.node, clock, listen, security)
             opened.callback(self._service.close)
             self._service.start()

@@ -6,6 +6,7 @@ code 5 when another coordinator took over. SIGTERM ends it with 0; nothing of a 
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import socket
@@ -15,12 +16,14 @@ from typing import Annotated
 
 import typer
 
+from nemo_dcr.adapters.prometheus import open_metrics
 from nemo_dcr.config import GateMode, RefitConfig
 from nemo_dcr.control import open_control
 from nemo_dcr.errors import InvalidConfig
 from nemo_dcr.ids import OwnerId
 from nemo_dcr.protocol.transition_state import CoordinatorConfig
 from nemo_dcr.runtime.addresses import new_incarnation
+from nemo_dcr.runtime.chronicle import Chronicle, tell_all
 from nemo_dcr.runtime.coordinator_node import ACTIVE, CoordinatorNode
 from nemo_dcr.runtime.rpc import LOOPBACK, PLAINTEXT
 from nemo_dcr.runtime.trace_file import FileTracer
@@ -56,6 +59,12 @@ def coordinator(
         Path | None, typer.Option(help="Key directory (nemo-dcr keys new); needed beyond loopback.")
     ] = None,
     trace: Annotated[Path | None, typer.Option(help="Write its trace into this directory.")] = None,
+    chronicle: Annotated[
+        Path | None, typer.Option(help="Write what it did, with times, into this directory: RUN_DIR/chronicle.")
+    ] = None,
+    metrics: Annotated[
+        str, typer.Option(help="Answer Prometheus at PORT or HOST:PORT; a port alone is on loopback. Default: nowhere.")
+    ] = "",
 ) -> None:
     """Coordinate refits until SIGTERM, or until another coordinator took over."""
     if not directory.is_dir():
@@ -66,6 +75,9 @@ def coordinator(
     payloads = open_transport(transport, run=run)
     clock, incarnation = LamportClock(), new_incarnation(directory, name)
     tracer = FileTracer(trace / f"{name}-{incarnation}.ndjson", name, incarnation, clock) if trace else None
+    story = Chronicle(chronicle, name, incarnation) if chronicle else None
+    endpoint = open_metrics(metrics) if metrics else None
+    listeners = [*([story.tell] if story else []), *([endpoint.metrics.teller(name)] if endpoint else [])]
     node = CoordinatorNode(
         name=name,
         incarnation=incarnation,
@@ -89,15 +101,23 @@ def coordinator(
         takeover_after_s=takeover_after_s,
         listen=listen,
         security=read_security(keys) if keys is not None else PLAINTEXT,
+        told=tell_all(*listeners),
     )
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: node.stopping.set())
+    logging.getLogger("nemo_dcr").setLevel(logging.INFO)  # one line for each transition is what its log is for
     typer.echo(f"nemo-dcr coordinator: {name} answers on {node.server.address}, {'standby' if standby else 'active'}")
+    if endpoint is not None:
+        typer.echo(f"nemo-dcr coordinator: metrics on port {endpoint.port}")
     try:
         node.run()
     finally:
         if tracer is not None:
             tracer.close()
+        if story is not None:
+            story.close()
+        if endpoint is not None:
+            endpoint.close()
         payloads.close()
 
 

@@ -47,6 +47,7 @@ from nemo_dcr.protocol.messages import PrepareReceiver
 from nemo_dcr.protocol.transition_state import CoordinatorConfig
 from nemo_dcr.record import DELTA_MODES, AttemptMode
 from nemo_dcr.runtime.addresses import new_incarnation
+from nemo_dcr.runtime.chronicle import Chronicle
 from nemo_dcr.runtime.coordinator import Coordinator
 from nemo_dcr.runtime.methods import TIMINGS
 from nemo_dcr.runtime.timeline import RefitTimeline, chrome_trace
@@ -123,6 +124,7 @@ class Demo:
         self._control = open_control(job.record)
         self._coordinator: Coordinator | None = None
         self._tracer: FileTracer | None = None
+        self._chronicle: Chronicle | None = None
         self._payloads_per_owner = 0
 
     def __enter__(self) -> Demo:
@@ -134,6 +136,8 @@ class Demo:
         self._transport.close()
         if self._tracer is not None:
             self._tracer.close()
+        if self._chronicle is not None:
+            self._chronicle.close()
         write_journal(self.job.traces / "control.ndjson", self._control.journal())
 
     def start(self) -> None:
@@ -147,6 +151,7 @@ class Demo:
         refit = RefitConfig(attempt_deadline_s=TRANSITION_S, lost_after_s=10.0, post_apply_check=True)
         incarnation = new_incarnation(self.job.addresses, "coordinator")
         self._tracer = FileTracer(self.job.traces / "coordinator.ndjson", "coordinator", incarnation, self._clock)
+        self._chronicle = Chronicle(self.job.chronicle, "coordinator", incarnation)
         self._coordinator = Coordinator(
             CoordinatorConfig(
                 refit=refit, owners=fleet.endpoints.owners(), bootstrap_instances=len(self.job.instances)
@@ -156,6 +161,7 @@ class Demo:
             self._transport,
             classes=classes,
             tracer=self._tracer,
+            told=self._chronicle.tell,
             clock=self._clock,
             observer=self._observe,
         )

@@ -24,6 +24,7 @@ from nemo_dcr.cli.processes import die_with_parent, end_on_terminate
 from nemo_dcr.config import RefitConfig
 from nemo_dcr.ids import InstanceId, Member, receiver_id
 from nemo_dcr.runtime.addresses import Address, new_incarnation, publish_address
+from nemo_dcr.runtime.chronicle import Chronicle
 from nemo_dcr.runtime.methods import Done
 from nemo_dcr.runtime.receiver_node import ReceiverNode
 from nemo_dcr.runtime.rpc import Method, Respond
@@ -62,6 +63,7 @@ def main(job: DemoJob, instance: InstanceId, rank: int) -> None:
     name = f"{instance}-{rank}"
     place = place_of(job, receiver)
     tracer = FileTracer(job.traces / f"{name}-{incarnation}.ndjson", member.receiver, incarnation, clock)
+    chronicle = Chronicle(job.chronicle, receiver, incarnation)
     node = ReceiverNode(
         member=member,
         ranks=ranks,
@@ -70,6 +72,7 @@ def main(job: DemoJob, instance: InstanceId, rank: int) -> None:
         tracer=tracer,
         refit=RefitConfig(post_apply_check=job.post_apply_check),
         loaded_digest=digest.value,
+        told=chronicle.tell,
     )
     service = ReceiverService(node, clock, place.listen, place.security)
     service.server.answer(CHOOSE, place.transport.choose)
@@ -98,6 +101,7 @@ def main(job: DemoJob, instance: InstanceId, rank: int) -> None:
     service.close()
     place.transport.close()
     tracer.close()
+    chronicle.close()
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import msgspec
 
 from nemo_dcr.errors import InvalidConfig
 from nemo_dcr.ids import InstanceId, receiver_id
+from nemo_dcr.runtime.chronicle import DIRECTORY as CHRONICLE
 from nemo_dcr.testing.checkpoint import read_config, tensor_table
 from nemo_dcr.testing.llama_config import LlamaShape
 
@@ -71,6 +72,11 @@ class DemoJob:
     def traces(self) -> Path:
         """One trace file for each process life."""
         return self.directory / "traces"
+
+    @property
+    def chronicle(self) -> Path:
+        """What each process life lived through, with times: see `nemo-dcr report`."""
+        return self.directory / CHRONICLE
 
     @property
     def store(self) -> Path:

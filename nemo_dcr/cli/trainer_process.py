@@ -34,6 +34,7 @@ from nemo_dcr.protocol.tags import TrackerKind, TrackerTag
 from nemo_dcr.runtime.addresses import Address, new_incarnation, publish_address
 from nemo_dcr.runtime.change_log import DIRECTORY as CHANGES
 from nemo_dcr.runtime.change_log import ChangeLog, Holding
+from nemo_dcr.runtime.chronicle import Chronicle
 from nemo_dcr.runtime.methods import Done
 from nemo_dcr.runtime.owner_node import OwnerNode
 from nemo_dcr.runtime.rpc import Method, Respond
@@ -170,6 +171,7 @@ def main(job: DemoJob, rank: int) -> None:
     tracer = FileTracer(job.traces / f"{name}-{incarnation}.ndjson", f"owner {rank}", incarnation, clock)
     holding = Holding(OwnerId(rank), incarnation, delta.source_elements, delta.elements_by_tensor())
     changes = ChangeLog(job.directory / CHANGES, holding)
+    chronicle = Chronicle(job.chronicle, name, incarnation)
     node = OwnerNode(
         delta=delta,
         incarnation=incarnation,
@@ -181,6 +183,7 @@ def main(job: DemoJob, rank: int) -> None:
         codec=codec,
         baseline_digest=digest,
         changes=changes,
+        told=chronicle.tell,
     )
     trainer.node = node
     service = OwnerService(node, clock, place.listen, place.security)
@@ -213,6 +216,7 @@ def main(job: DemoJob, rank: int) -> None:
     transport.close()
     tracer.close()
     changes.close()
+    chronicle.close()
     dist.destroy_process_group()
 
 

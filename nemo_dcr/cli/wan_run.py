@@ -39,6 +39,7 @@ from nemo_dcr.protocol.coordinator_events import (
 )
 from nemo_dcr.protocol.transition_state import CoordinatorConfig
 from nemo_dcr.runtime.addresses import new_incarnation
+from nemo_dcr.runtime.chronicle import Chronicle
 from nemo_dcr.runtime.coordinator import Coordinator
 from nemo_dcr.runtime.endpoints import SocketEndpoints
 from nemo_dcr.runtime.methods import TIMINGS
@@ -115,6 +116,7 @@ class WanRun:
         self._transport = place_of(self._job, COORDINATOR, site.store.credentials).transport
         self._control = open_control(self._job.record)
         self._tracer: FileTracer | None = None
+        self._chronicle: Chronicle | None = None
         self._coordinator: Coordinator | None = None
         self._seen = _Seen()
         self._version = 0
@@ -137,6 +139,7 @@ class WanRun:
         classes = {name: path.value for name, path in fleet.prewarm(fleet.receivers()).items()}
         incarnation = new_incarnation(self._job.addresses, COORDINATOR)
         self._tracer = FileTracer(self._job.traces / "coordinator.ndjson", COORDINATOR, incarnation, self._clock)
+        self._chronicle = Chronicle(self._job.chronicle, COORDINATOR, incarnation)
         refit = RefitConfig(attempt_deadline_s=TRANSITION_S, lost_after_s=20.0)
         self._coordinator = Coordinator(
             CoordinatorConfig(
@@ -147,6 +150,7 @@ class WanRun:
             self._transport,
             classes=classes,
             tracer=self._tracer,
+            told=self._chronicle.tell,
             clock=self._clock,
             observer=self._observe,
         )
@@ -270,6 +274,8 @@ class WanRun:
         self._transport.close()
         if self._tracer is not None:
             self._tracer.close()
+        if self._chronicle is not None:
+            self._chronicle.close()
         write_journal(self._job.traces / "control.ndjson", self._control.journal())
 
     @property

@@ -215,6 +215,12 @@ class Ingest:
         return len(self._decoded) + self._taken
 
     @property
+    def depths(self) -> dict[str, int]:
+        """How many payloads wait to be decoded, and how many are decoded and not applied."""
+        with self._changed:
+            return {"staged": len(self._staged), "decoded": self._in_slots}
+
+    @property
     def is_stopped(self) -> bool:
         """True once the queue was stopped."""
         return self._stopped

@@ -52,6 +52,11 @@ class Ahead(Generic[T]):
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
+    @property
+    def waiting(self) -> int:
+        """Results that wait for the taker."""
+        return len(self._ready)
+
     def start(self) -> None:
         """Begin to run ahead."""
         self._thread.start()

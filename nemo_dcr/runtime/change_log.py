@@ -12,7 +12,6 @@ Paper: Section 1 (Figure 2); Appendix D (N_src, N_chg, D_chg)
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,9 +20,8 @@ import msgspec
 
 from nemo_dcr.errors import OperatorNeeded
 from nemo_dcr.ids import CandidateId, Incarnation, OwnerId, Version
+from nemo_dcr.runtime.line_file import LineFile, whole_lines
 from nemo_dcr.source.delta import Counts
-
-logger = logging.getLogger(__name__)
 
 DIRECTORY = "changes"
 """Where the files lie in a run directory."""
@@ -60,24 +58,14 @@ class ChangeLog:
 
     def __init__(self, directory: Path, holding: Holding) -> None:
         """Make the file in `directory`, and the directory."""
-        directory.mkdir(parents=True, exist_ok=True)
-        self._file = (directory / f"owner-{holding.owner}-{holding.incarnation}.ndjson").open("ab", buffering=0)
-        self._write(holding)
+        self._file = LineFile(directory / f"owner-{holding.owner}-{holding.incarnation}.ndjson", "changes")
+        self._file.append(holding)
 
     def append(self, version: Version, candidate: CandidateId, counts: Counts) -> None:
         """`candidate` is committed as `version`; `counts` are those of its last complete stream."""
         changed = dict(counts.changed_by_tensor) if counts.compared else {}
         row = Changes(version, candidate, counts.compared, counts.changed_elements if counts.compared else 0, changed)
-        self._write(row)
-
-    def _write(self, line: Holding | Changes) -> None:
-        if self._file.closed:
-            return
-        try:
-            self._file.write(msgspec.json.encode(line) + b"\n")
-        except OSError as problem:
-            logger.warning("%s: no further changes are written: %s", self._file.name, problem)
-            self._file.close()
+        self._file.append(row)
 
     def close(self) -> None:
         """Close the file. Idempotent."""
@@ -99,7 +87,7 @@ def read_changes(directory: Path) -> list[OwnerChanges]:
     """
     found = []
     for path in sorted(directory.glob("owner-*.ndjson")):
-        lines = path.read_bytes().split(b"\n")[:-1]  # what follows the last line end is torn, or nothing
+        lines = list(whole_lines(path))
         if not lines:
             continue
         try:

@@ -64,8 +64,10 @@ from nemo_dcr.protocol.messages import (
 )
 from nemo_dcr.protocol.transition_state import CoordinatorConfig, CoordinatorState
 from nemo_dcr.record import CommitRequest, ControlPlane
+from nemo_dcr.runtime.chronicle import Told, tell_nobody
 from nemo_dcr.runtime.endpoints import Endpoints
 from nemo_dcr.runtime.rpc import NoReply
+from nemo_dcr.runtime.transition_story import TransitionStory
 from nemo_dcr.trace import Emit, LamportClock, NullTracer, Tracer
 from nemo_dcr.transport.base import Transport
 
@@ -94,10 +96,12 @@ class Coordinator:
         now: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
+        told: Told = tell_nobody,
     ) -> None:
         """`classes`: path class of each canonical name over all receivers; `observer` sees every effect first.
 
         `now` is the wall clock that commit deadlines are written in; `monotonic` and `sleep` pace everything else.
+        `told` gets the entries of its chronicle; each transition that ends is a line of the log too, at INFO.
         """
         self.classes = dict(classes or {})
         self._refit = config.refit
@@ -107,6 +111,7 @@ class Coordinator:
         self._tracer = tracer or NullTracer()
         self._clock = clock or LamportClock()
         self._observer = observer
+        self._story = TransitionStory(told, now=now)
         self._now = now
         self._monotonic = monotonic
         self._sleep = sleep
@@ -183,6 +188,7 @@ class Coordinator:
             self._state, effects = transition.step(self._state, self._events.popleft())
             for effect in effects:
                 self._observer(effect)
+                self._story.see(effect)
                 if isinstance(effect, Outcome):
                     self._outcomes.append(effect)
                 self._perform(effect)

@@ -31,6 +31,7 @@ from nemo_dcr.protocol.messages import OwnerReport, ReceiverReport
 from nemo_dcr.protocol.transition_state import CoordinatorConfig, Phase
 from nemo_dcr.record import ControlPlane, Record
 from nemo_dcr.runtime.addresses import Address, publish_address, read_address
+from nemo_dcr.runtime.chronicle import Told, tell_nobody
 from nemo_dcr.runtime.coordinator import Coordinator
 from nemo_dcr.runtime.endpoints import SocketEndpoints
 from nemo_dcr.runtime.methods import STOP, Done, Nothing
@@ -118,8 +119,11 @@ class CoordinatorNode:
         security: Security = PLAINTEXT,
         now: Callable[[], float] = time.time,
         observer: Callable[[CoordinatorEffect], None] = lambda effect: None,
+        told: Told = tell_nobody,
     ) -> None:
         """`directory` holds the address files of the run; `name` is this process's own among them.
+
+        `told` gets the entries of its chronicle; each transition that ends is logged too, at INFO.
 
         Raises: InvalidConfig when `security` does not allow `listen`, or it is taken.
         """
@@ -153,6 +157,7 @@ class CoordinatorNode:
             observer=self._observe,
             now=now,
             sleep=self._sleep,
+            told=told,
         )
         self._wait, self._told = ("", self._beat), ""
         self._looked: object = None

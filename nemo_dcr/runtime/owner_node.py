@@ -52,6 +52,8 @@ from nemo_dcr.protocol.owner_state import (
 from nemo_dcr.protocol.tags import TrackerTag
 from nemo_dcr.record import DELTA_MODES, AttemptMode
 from nemo_dcr.runtime.change_log import ChangeLog
+from nemo_dcr.runtime.chronicle import Told, tell_nobody
+from nemo_dcr.runtime.node_story import NodeStory
 from nemo_dcr.runtime.payload_stream import FormedPayload, PayloadStream
 from nemo_dcr.runtime.publish_window import PublishWindow
 from nemo_dcr.runtime.stepper import Stepper
@@ -98,11 +100,12 @@ class OwnerNode:
         queue: QueueConfig | None = None,
         baseline_digest: bytes = b"",
         changes: ChangeLog | None = None,
+        told: Told = tell_nobody,
     ) -> None:
         """`tracker` and `resident` say what baseline and weights are known to hold at the start.
 
         `candidate`: after a restart inside a transition, the frozen candidate that the weights were brought back to.
-        `changes` is told what each committed version changed.
+        `changes` is told what each committed version changed, `told` the timings of each attempt.
         """
         self.delta = delta
         self.timings = StageClock(f"owner-{delta.owner}")
@@ -128,8 +131,10 @@ class OwnerNode:
         self._refusal = ""
         self._stream: AttemptId | None = None
         self._publisher: Publisher | None = None
+        self._payloads: PayloadStream | None = None
         self._stop: AttemptId | None = None
         self._changes = changes
+        self._story = NodeStory(self.timings, told)
         self._streamed: tuple[CandidateId, Counts] | None = None
         """The candidate of the last complete stream of changes, and what it counted."""
         self._machine.begin()
@@ -152,6 +157,12 @@ class OwnerNode:
         """The owner as it stands."""
         with self._changed:
             return owner.report(self._state)
+
+    @property
+    def queue_depths(self) -> dict[str, int]:
+        """How many buckets and payloads of the running stream wait for the next stage."""
+        stream = self._payloads
+        return {"constructed": 0, "encoded": 0} if stream is None else stream.depths
 
     @property
     def counts(self) -> Counts:
@@ -220,6 +231,7 @@ class OwnerNode:
                 stopped=lambda: self._is_stopped(attempt),
                 apart=self._apart,
             )
+            self._payloads = stream
             with stream as payloads:
                 self._send_all(publisher, attempt, payloads)
             self.timings.mark(attempt, "construct_ended")
@@ -236,10 +248,11 @@ class OwnerNode:
             with self._changed:
                 if publisher is not None:
                     publisher.stop()
-                self._publisher = None
+                self._publisher = self._payloads = None
                 if self._stream == attempt:  # the end may have let a later attempt in already
                     self._stream = None
                 self._finish_stop()
+            self._story.measured(attempt)
 
     def _give_up_other_baseline(self, start: StartStream) -> None:
         """A dense attempt over a baseline of another version, as after a start from an old checkpoint: it is of no use.
@@ -315,6 +328,7 @@ class OwnerNode:
                 self._changes.append(copy.version, candidate, self._streamed[1])
             self._feed(BaselineFilled(copy.version))
             self.delta.seal(candidate, copy.digest)
+        self._story.measured(attempt)
 
     def _refill(self, refill: RefillBaseline) -> None:
         try:

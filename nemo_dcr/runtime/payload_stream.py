@@ -103,6 +103,11 @@ class PayloadStream:
         self._payloads = encoded
         return constructed, encoded
 
+    @property
+    def depths(self) -> dict[str, int]:
+        """How many results of each stage wait; none where the stages take turns on one thread."""
+        return dict(zip(("constructed", "encoded"), (stage.waiting for stage in self._stages), strict=False))
+
     def __enter__(self) -> PayloadStream:
         for stage in self._stages:
             stage.start()

@@ -17,8 +17,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
-import torch
-
 from nemo_dcr.canonical import TensorMeta
 from nemo_dcr.codec.payload import VerifiedPayload
 from nemo_dcr.codec.records import PathClass
@@ -64,7 +62,9 @@ from nemo_dcr.receiver.ingest import DecodedPayload
 from nemo_dcr.receiver.paths import LoaderTable
 from nemo_dcr.receiver.prewarm import ByteCopy, Checksums, prewarm
 from nemo_dcr.receiver.residents import NativeModel
-from nemo_dcr.runtime.receiver_stages import ReceiverStages
+from nemo_dcr.runtime.chronicle import Told, tell_nobody
+from nemo_dcr.runtime.node_story import NodeStory
+from nemo_dcr.runtime.receiver_stages import ReceiverStages, device_synchronize
 from nemo_dcr.runtime.stepper import Stepper
 from nemo_dcr.runtime.timings import StageClock
 from nemo_dcr.trace import Emit, NullTracer, Tracer
@@ -89,8 +89,9 @@ class ReceiverNode:
         queue: QueueConfig | None = None,
         loaded_digest: bytes = b"",
         set_gate: Callable[[bool], None] = lambda is_open: None,
+        told: Told = tell_nobody,
     ) -> None:
-        """`set_gate` is told when requests may be admitted; `loaded_digest` names the checkpoint in the storage."""
+        """`set_gate` hears when requests may be admitted, `told` of timings; `loaded_digest` names the checkpoint."""
         self.member = member
         self.timings = StageClock(member.receiver)
         self.model = model
@@ -100,6 +101,7 @@ class ReceiverNode:
         self._codec = codec or CodecConfig()
         self._queue = queue or QueueConfig()
         self._set_gate = set_gate
+        self._story = NodeStory(self.timings, told)
         self._changed = threading.Condition(threading.RLock())
         start = endpoint.start(member, ranks=ranks, loaded_digest=loaded_digest)
         self._machine = Stepper(start, endpoint.step, self._perform, self._changed)
@@ -155,6 +157,12 @@ class ReceiverNode:
         """Admitted requests that did not finish."""
         with self._changed:
             return self._state.requests
+
+    @property
+    def queue_depths(self) -> dict[str, int]:
+        """How many payloads of the running attempt wait in each queue."""
+        stages = self._stages
+        return {"staged": 0, "decoded": 0} if stages is None else stages.ingest.depths
 
     @property
     def wants_engine(self) -> bool:
@@ -284,9 +292,10 @@ class ReceiverNode:
             return bool(self._permitted)
 
     def _synchronize(self, attempt: AttemptId) -> None:
-        _device_synchronize()
+        device_synchronize()
         self.timings.mark(attempt, "flushed")
         self._feed(Flushed(attempt))
+        self._story.measured(attempt)
 
     def _apply(self, stages: ReceiverStages) -> None:
         """Write the next group with one loader call. A drain that comes meanwhile waits for the end."""
@@ -350,6 +359,7 @@ class ReceiverNode:
                 self._finish_drain()
             case SetGate(is_open):
                 self._set_gate(is_open)
+                self._story.gate(self._state.attempt, self._state.tag, is_open)
             case AdmitRequest():
                 self._admitted = True
             case RefuseRequest() | DenyApply() | PushReport():
@@ -384,11 +394,6 @@ class ReceiverNode:
         """A drain ends once no group is being written; issued device work has then finished too."""
         if self._drain is not None and self._applying is None:
             attempt, self._drain = self._drain, None
-            _device_synchronize()
+            device_synchronize()
             self._feed(Drained(attempt))
-
-
-def _device_synchronize() -> None:
-    """Wait for device work; nothing to wait for on a CPU."""
-    if torch.accelerator.is_available():
-        torch.accelerator.synchronize()
+            self._story.measured(attempt)

@@ -14,6 +14,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
+import torch
+
 from nemo_dcr.canonical import TensorMeta
 from nemo_dcr.codec.payload import VerifiedPayload, verify_payload
 from nemo_dcr.config import CodecConfig, QueueConfig
@@ -145,3 +147,9 @@ class ReceiverStages:
         # `apply` was timed around the whole call; the check is told apart so that it can be subtracted.
         timings.add(attempt, "check", report.check_seconds)
         timings.add(attempt, "apply", -report.check_seconds)
+
+
+def device_synchronize() -> None:
+    """Wait for device work; nothing to wait for on a CPU."""
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()

@@ -79,6 +79,13 @@ class _Attempt:
         self.waits: dict[str, int] = defaultdict(int)
         self.wait_seconds: dict[str, float] = defaultdict(float)
         self.spans: list[Span] = []
+        self.told = 0
+        """How many of the intervals `news` handed out."""
+
+    def timings(self, node: str, spans: tuple[Span, ...]) -> Timings:
+        """A copy that does not change any more."""
+        copies = (dict(self.marks), dict(self.seconds), dict(self.counts), dict(self.waits), dict(self.wait_seconds))
+        return Timings(node, *copies, spans)
 
 
 class StageClock:
@@ -147,15 +154,14 @@ class StageClock:
         """What was measured in an attempt; empty for an unknown one."""
         with self._lock:
             found = self._attempts.get(call.attempt) or _Attempt()
-            return Timings(
-                self._node,
-                dict(found.marks),
-                dict(found.seconds),
-                dict(found.counts),
-                dict(found.waits),
-                dict(found.wait_seconds),
-                tuple(found.spans),
-            )
+            return found.timings(self._node, tuple(found.spans))
+
+    def news(self, attempt: AttemptId) -> Timings:
+        """The same sums, with only the intervals that no call before handed out."""
+        with self._lock:
+            found = self._attempts.get(attempt) or _Attempt()
+            begin, found.told = found.told, len(found.spans)
+            return found.timings(self._node, tuple(found.spans[begin:]))
 
     def _of(self, attempt: AttemptId) -> _Attempt:
         found = self._attempts.get(attempt)

@@ -36,6 +36,7 @@ from nemo_dcr.protocol.coordinator_events import CoordinatorEffect, SteppedDown,
 from nemo_dcr.protocol.tags import Tag, TagKind, TrackerKind, TrackerTag
 from nemo_dcr.receiver.paths import unite_tables
 from nemo_dcr.record import Record
+from nemo_dcr.runtime.chronicle import Entry
 from nemo_dcr.testing.local_checks import check_owner, check_receiver, check_required
 from nemo_dcr.testing.local_network import CallFaults, Life, NodeCrashed
 from nemo_dcr.testing.local_nodes import LocalCoordinator, LocalOwner, LocalReceiver, NodeKit
@@ -105,6 +106,7 @@ class LocalCluster:
         self.coordinators: list[LocalCoordinator] = []
         self.outcomes: list[CoordinatorEffect] = []
         self.trace: list[tuple[str, Emit]] = []
+        self.chronicle: list[Entry] = []
         self.requests: dict[str, tuple[InstanceId, Version]] = {}
         self.silent: set[str] = set()
         """Receivers and owners (`owner 0`) that live and cannot be reached."""
@@ -117,6 +119,7 @@ class LocalCluster:
             refit=refit,
             queue=QueueConfig(group_payloads=group_payloads),
             digest=FIRST_DIGEST if proved else b"",
+            told=self.chronicle.append,
         )
         self._later: list[Callable[[], object]] = []
         self._busy: set[str] = set()

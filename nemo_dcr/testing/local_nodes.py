@@ -15,6 +15,7 @@ from nemo_dcr.protocol.coordinator_events import CoordinatorEffect
 from nemo_dcr.protocol.tags import TrackerKind, TrackerTag
 from nemo_dcr.protocol.transition_state import CoordinatorConfig
 from nemo_dcr.record import ControlPlane
+from nemo_dcr.runtime.chronicle import Told
 from nemo_dcr.runtime.coordinator import Coordinator
 from nemo_dcr.runtime.owner_node import OwnerNode
 from nemo_dcr.runtime.receiver_node import ReceiverNode
@@ -87,6 +88,8 @@ class NodeKit:
     queue: QueueConfig
     digest: bytes
     """Name of the checkpoint of version 0, when receivers and owners shall prove that they hold it; or empty."""
+    told: Told
+    """Gets the chronicle of every node."""
 
     def receiver(self, cluster: Surroundings, life: Life, instance: InstanceId, rank: int, ranks: int) -> LocalReceiver:
         """A prewarmed rank that loaded version 0."""
@@ -102,6 +105,7 @@ class NodeKit:
             codec=self.source.codec,
             queue=self.queue,
             loaded_digest=self.digest,
+            told=self.told,
         )
         classes, _ = node.prewarm(self.source.tensors)
         return LocalReceiver(life, node, model, classes)
@@ -122,6 +126,7 @@ class NodeKit:
             tracer=_Tracer(cluster, life),
             codec=self.source.codec,
             baseline_digest=self.digest if first else b"",
+            told=self.told,
         )
         return LocalOwner(life, node, rank)
 
@@ -149,5 +154,6 @@ class NodeKit:
             now=lambda: monotonic() + skew,
             monotonic=monotonic,
             sleep=cluster.ticks,
+            told=self.told,
         )
         return LocalCoordinator(life, coordinator)

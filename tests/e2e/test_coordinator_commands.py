@@ -11,14 +11,18 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 from click.testing import Result
+from prometheus_client.parser import text_string_to_metric_families
 from typer.testing import CliRunner
 
 from nemo_dcr.cli import main
 from nemo_dcr.config import GateMode
 from nemo_dcr.errors import EndpointLost
+from nemo_dcr.report.run_story import read_run
+from nemo_dcr.runtime.chronicle import SteppedAside, TookOver
 from nemo_dcr.testing.chaos_run import settled
 from nemo_dcr.testing.chaos_source import SystemPlan
 from nemo_dcr.testing.chaos_system import ChaosSystem, fork_server
@@ -34,9 +38,18 @@ def coordinator(plan: SystemPlan, name: str, *options: str) -> subprocess.Popen[
     record, store = plan.directory / "record.sqlite", plan.payloads
     given = ["--control", f"sqlite:///{record}", "--transport", f"file://{store}", "--run", "here", "--owners", "2"]
     times = ["--heartbeat-s", "0.1", "--lost-after-s", "4", "--takeover-after-s", "3"]
-    trace = ["--trace", str(plan.traces)]
+    trace = ["--trace", str(plan.traces), "--chronicle", str(plan.directory / "chronicle"), "--metrics", "0"]
     started = command(plan, "coordinator", *given, *times, *trace, "--name", name, *options)
     return subprocess.Popen(started, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def scrape(process: subprocess.Popen[str]) -> dict[str, float]:
+    """What a coordinator tells Prometheus at the port that it printed; labels are left out."""
+    assert process.stdout is not None
+    port = next(line for line in process.stdout if "metrics on port" in line).split()[-1]
+    with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        families = text_string_to_metric_families(answer.read().decode())
+        return {sample.name: sample.value for family in families for sample in family.samples}
 
 
 def until(holds: Callable[[], bool], what: str) -> None:
@@ -79,6 +92,7 @@ def test_a_standby_command_takes_over_and_the_zombie_ends_with_code_5(tmp_path: 
         assert [row["owner"] for row in active["owners"]] == [0, 1]
         os.kill(started[0].pid, signal.SIGSTOP)
         until(taken_over, "nobody took over")
+        assert scrape(started[1])["nemo_dcr_takeovers_total"] == 1
         table = status("--timeout-s", "1")
         assert "coordinator coordinator-y, epoch 2" in table.stdout
         assert "no answer: coordinator-x" in table.stdout
@@ -88,6 +102,9 @@ def test_a_standby_command_takes_over_and_the_zombie_ends_with_code_5(tmp_path: 
         assert "coordinator-x was replaced: epoch 1 was replaced by epoch 2" in complaint
         started[1].terminate()
         started[1].communicate(timeout=LIMIT_S)
+        told = read_run(plan.directory, last=9).takeovers
+        assert [type(entry) for node, entry in told if node == "coordinator-y"] == [TookOver]
+        assert [type(entry) for node, entry in told if node == "coordinator-x"] == [TookOver, SteppedAside]
         assert started[1].returncode == 0
         gone = status("--timeout-s", "1")
         assert isinstance(gone.exception, EndpointLost)

@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from nemo_dcr.cli.report import DemoReport
+from nemo_dcr.report.page import page
+from nemo_dcr.report.run_story import read_run
 from nemo_dcr.runtime.trace_file import read_trace
 from nemo_dcr.testing.synthetic import synthetic_checkpoint
 from nemo_dcr.trace import Action
@@ -259,3 +261,29 @@ def _runs(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+
+
+def test_the_page_of_the_run_shows_the_kill_the_retry_and_every_version(
+    run: tuple[Path, dict, str],
+) -> None:
+    directory, report, _ = run
+    story = read_run(directory.parent, last=9)
+    kill = next(row["kill"] for row in report["transitions"] if row["kill"])
+    told = [
+        (each.name, [(a.began.attempt, a.began.mode, a.failed) for a in each.attempts]) for each in story.transitions
+    ]
+    rows = [
+        (f"version {row['version']}", [(a["id"], a["mode"], a["reason"]) for a in row["attempts"]])
+        for row in report["transitions"]
+    ]
+    assert told == rows
+    for each, row in zip(story.transitions, report["transitions"], strict=True):
+        assert each.committed is not None
+        figures = {key: row[key] for key in ("payload_bytes", "payloads", "xor_items", "overwrite_items")}
+        assert {key: each.committed.count(key) for key in figures} == figures
+        assert set(each.committed.nodes) == {"owner-0", "owner-1", *each.committed.began.receivers}
+    assert {name for name, moves in story.gates.items() if moves[-1].version == 4} == set(story.gates)
+    assert [attempt.began.mode for attempt in story.recoveries] == ["restore", "restore"]
+    words = page(story, "demo").decode()
+    assert f"attempt {kill['attempt']} (xor) of version 3" in words
+    assert kill["instance"] in words

@@ -11,7 +11,7 @@ LEVEL = {
     "codec": 2,
     **dict.fromkeys(("source", "receiver", "protocol", "transport", "control"), 3),
     **dict.fromkeys(("runtime", "adapters", "testing", "checkpoint", "planner"), 4),
-    "cli": 5,
+    **dict.fromkeys(("cli", "report"), 5),
 }
 SIBLINGS_APART = {3: "components of level 3 meet only in runtime", 4: "adapters and helpers are handed to runtime"}
 MAY_MEET = {("testing", "runtime"), ("adapters", "runtime"), ("adapters", "checkpoint")}

@@ -48,6 +48,7 @@ class Init(WeightTransferInitInfo):
     post_apply_check: bool = False
     listen: str = LOOPBACK
     keys: str = ""
+    metrics: str = ""
 
 
 @dataclass

@@ -17,6 +17,7 @@ import os
 import time
 from dataclasses import dataclass
 
+from nemo_dcr.adapters.prometheus import open_metrics
 from nemo_dcr.adapters.vllm.settings import Settings
 from nemo_dcr.config import RefitConfig
 from nemo_dcr.errors import OperatorNeeded
@@ -24,6 +25,7 @@ from nemo_dcr.ids import Member, receiver_id
 from nemo_dcr.protocol.tags import TagKind
 from nemo_dcr.receiver.residents import NativeModel
 from nemo_dcr.runtime.addresses import Address, new_incarnation, publish_address
+from nemo_dcr.runtime.chronicle import Chronicle, Told, tell_all
 from nemo_dcr.runtime.receiver_node import ReceiverNode
 from nemo_dcr.runtime.serve import ReceiverService
 from nemo_dcr.runtime.trace_file import FileTracer
@@ -62,8 +64,13 @@ class RankReceiver:
         clock, incarnation = LamportClock(), new_incarnation(settings.addresses, receiver)
         settings.traces.mkdir(parents=True, exist_ok=True)
         trace = settings.traces / f"{receiver.replace('/', '-')}-{incarnation}.ndjson"
+        self._endpoint = open_metrics(settings.metrics, rank) if settings.metrics else None
         self._transport = open_transport(settings.transport_url, run=settings.run)
         self._tracer = FileTracer(trace, receiver, incarnation, clock)
+        self._chronicle = Chronicle(settings.chronicle, receiver, incarnation)
+        told: Told = self._chronicle.tell
+        if self._endpoint is not None:
+            told = tell_all(told, self._endpoint.metrics.teller(receiver))
         self.node = ReceiverNode(
             member=Member(receiver, incarnation),
             ranks=ranks,
@@ -72,13 +79,15 @@ class RankReceiver:
             tracer=self._tracer,
             refit=RefitConfig(post_apply_check=settings.post_apply_check),
             loaded_digest=loaded_digest,
+            told=told,
         )
         try:
             self._service = ReceiverService(self.node, clock, settings.listen, security)
         except BaseException:
-            self._tracer.close()
-            self._transport.close()
+            self._let_go()
             raise
+        if self._endpoint is not None:
+            self._endpoint.metrics.watch(receiver, lambda: self.node.queue_depths)
         self._service.start()
         key = security.keys.public if security.keys is not None else ""
         publish_address(settings.addresses, Address(receiver, self._service.address, incarnation, os.getpid(), key))
@@ -122,5 +131,11 @@ class RankReceiver:
             self._service.close()
         except Exception:  # it hands on the fault that ended it, which was told to peers and is no news here
             logger.warning("%s: its service had failed before", self.node.member.receiver, exc_info=True)
+        self._let_go()
+
+    def _let_go(self) -> None:
+        if self._endpoint is not None:
+            self._endpoint.close()
         self._tracer.close()
+        self._chronicle.close()
         self._transport.close()

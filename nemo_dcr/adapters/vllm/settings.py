@@ -15,6 +15,7 @@ from typing import Any
 
 from nemo_dcr.errors import InvalidConfig
 from nemo_dcr.ids import InstanceId
+from nemo_dcr.runtime.chronicle import DIRECTORY as CHRONICLE
 from nemo_dcr.runtime.rpc import LOOPBACK, PLAINTEXT
 from nemo_dcr.transport.relay.keys import Security, read_security
 
@@ -29,7 +30,8 @@ class Settings:
     instance: str
     """Name of this engine, unique in the run."""
     directory: str
-    """Run directory: every rank publishes its control address in `addresses` and its trace in `traces`."""
+    """Run directory: every rank publishes its control address in `addresses`, its trace in `traces`, and times in
+    `chronicle`."""
     store: str
     """URL of the payload store (`nemo_dcr.transport.urls`), or its folder."""
     run: str
@@ -42,6 +44,8 @@ class Settings:
     """Where every rank answers control calls; beyond loopback it needs `keys`."""
     keys: str = ""
     """Key directory on the ranks' hosts (`nemo-dcr keys new`), whose list names the coordinator's key."""
+    metrics: str = ""
+    """`PORT` or `HOST:PORT` at which rank 0 answers Prometheus, rank r at the r-th port after it; empty for none."""
 
     def __post_init__(self) -> None:
         for field in ("instance", "directory", "store", "run", "listen"):
@@ -74,6 +78,11 @@ class Settings:
     def traces(self) -> Path:
         """Where ranks write their traces."""
         return Path(self.directory) / "traces"
+
+    @property
+    def chronicle(self) -> Path:
+        """Where ranks write what they lived through, with times."""
+        return Path(self.directory) / CHRONICLE
 
     @property
     def security(self) -> Security:

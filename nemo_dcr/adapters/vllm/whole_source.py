@@ -52,6 +52,8 @@ from nemo_dcr.receiver.paths import unite_tables
 from nemo_dcr.runtime.addresses import Address, new_incarnation
 from nemo_dcr.runtime.change_log import DIRECTORY as CHANGES
 from nemo_dcr.runtime.change_log import ChangeLog, Holding
+from nemo_dcr.runtime.chronicle import DIRECTORY as CHRONICLE
+from nemo_dcr.runtime.chronicle import Chronicle
 from nemo_dcr.runtime.coordinator import Coordinator
 from nemo_dcr.runtime.methods import PREWARM, Prewarm
 from nemo_dcr.runtime.owner_node import OwnerNode
@@ -152,6 +154,7 @@ class WholeTrainer:
             (self.directory / name).mkdir(parents=True, exist_ok=True)
         self.weights = WholeWeights(tensors)
         self._tracers: list[FileTracer] = []
+        self._chronicles: list[Chronicle] = []
         self._clock = LamportClock()
         self.endpoints = EngineEndpoints(self._clock, security)
         self._store = FileObjectStore(self.directory / "store", run=run)
@@ -207,6 +210,7 @@ class WholeTrainer:
             tracer=self._tracer("coordinator", incarnation),
             clock=self._clock,
             observer=self.outcomes.append,
+            told=self._chronicle("coordinator", incarnation).tell,
         )
         self._coordinator.become()
         self.run(timeout_s)
@@ -264,6 +268,12 @@ class WholeTrainer:
         self._changes.close()
         for tracer in self._tracers:
             tracer.close()
+        for chronicle in self._chronicles:
+            chronicle.close()
+
+    def _chronicle(self, name: str, incarnation: Incarnation) -> Chronicle:
+        self._chronicles.append(Chronicle(self.directory / CHRONICLE, name, incarnation))
+        return self._chronicles[-1]
 
     def _tracer(self, name: str, incarnation: Incarnation) -> FileTracer:
         file = self.directory / "traces" / f"{name}-{incarnation}.ndjson"
@@ -291,6 +301,7 @@ class WholeTrainer:
             codec=codec,
             baseline_digest=self.weights.digest,
             changes=self._changes,
+            told=self._chronicle(name, incarnation).tell,
         )
         service = OwnerService(node, self._clock)
         service.start()

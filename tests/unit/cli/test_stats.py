@@ -9,10 +9,10 @@ import pytest
 from typer.testing import CliRunner
 
 from nemo_dcr.cli.main import app
-from nemo_dcr.cli.stats import kind_of, run_rates
 from nemo_dcr.errors import OperatorNeeded
 from nemo_dcr.ids import CandidateId, Incarnation, OwnerId, Version
 from nemo_dcr.runtime.change_log import DIRECTORY, ChangeLog, Holding, read_changes
+from nemo_dcr.runtime.change_rates import kind_of, run_rates
 from nemo_dcr.source.delta import Counts
 
 ELEMENTS = {"model.layers.0.q.weight": 100, "model.layers.1.q.weight": 100, "norm2.weight": 10}
