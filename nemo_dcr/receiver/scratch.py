@@ -64,13 +64,20 @@ class Scratch:
         """Bytes; the size of the largest canonical tensor."""
         # numpy's zeros are mapped lazily: pages that no item touches are never resident.
         self._bytes = np.zeros(max(capacity, 8), dtype=np.uint8)
-        self._buffer = torch.from_numpy(self._bytes)
+        # Made outside inference mode, where tensors do not count the writes to them.
+        with torch.inference_mode(False):
+            self._buffer = torch.from_numpy(self._bytes)
         self._dirty: tuple[TensorMeta, Item | None] | None = None
 
     @property
     def key(self) -> int:
         """Storage identity of the buffer."""
         return storage_key(self._buffer)
+
+    @property
+    def version(self) -> int:
+        """Writes that torch counted, through whatever view and on whatever thread, outside inference mode."""
+        return int(self._buffer._version)
 
     def tensor(self, meta: TensorMeta) -> Tensor:
         """The first bytes of the buffer as a contiguous tensor of `meta`.
