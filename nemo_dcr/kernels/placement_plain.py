@@ -5,7 +5,7 @@ common axes, each with a size, a stride in the canonical tensor and a stride in 
 canonical tensor: sorted by falling stride, each steps over everything inside it, so that an index has at most one set
 of coordinates, and integer division finds it. An entry that the copy does not take has none.
 Not handled: axes that repeat a canonical element (the caller adds the shift of each repeat), resident elements that two
-axes reach (prewarm refuses them), indices that are not sorted.
+axes reach (prewarm refuses them), indices that are not sorted (numpy keeps them inside the resident words, no more).
 
 Paper: Section 6.1 (destination view)   Proofs: L5 inactive_unchanged
 """
@@ -58,16 +58,21 @@ def overwrite_at(resident: Words, at: Indices, shift: int, values: Words) -> Non
 
 def xor_block(resident: Words, target: int, indices: Indices, first: int, length: int, masks: Words) -> int:
     """As `locate` and `xor_at` for one axis of stride 1 on both sides; returns the entries taken."""
-    low, high = np.searchsorted(indices, (first, first + length))
-    resident[indices[low:high] + (target - first)] ^= masks[low:high]
-    return int(high - low)
+    at, low, high = _block(indices, first, length)
+    resident[at + target] ^= masks[low:high]
+    return len(at)
 
 
 def overwrite_block(resident: Words, target: int, indices: Indices, first: int, length: int, values: Words) -> int:
     """As `locate` and `overwrite_at` for one axis of stride 1 on both sides; returns the entries taken."""
-    low, high = np.searchsorted(indices, (first, first + length))
-    resident[indices[low:high] + (target - first)] = values[low:high]
-    return int(high - low)
+    at, low, high = _block(indices, first, length)
+    resident[at + target] = values[low:high]
+    return len(at)
+
+
+def _block(indices: Indices, first: int, length: int) -> tuple[Indices, int, int]:
+    low, high = np.searchsorted(indices, (first, first + length)).tolist()
+    return indices[low:high] - first, low, high
 
 
 def usable(array: NDArray[Any]) -> NDArray[Any]:

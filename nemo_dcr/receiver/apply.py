@@ -58,7 +58,7 @@ class ApplyReport:
     """Elapsed time of the post-apply check, a part of the call's own time."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Planned:
     item: Item
     path: LoaderPath
@@ -150,7 +150,7 @@ class Applier:
     def _path(self, item: Item) -> LoaderPath:
         name = item.tensor.name
         path = self._table.paths.get(name)
-        if path is None or path.tensor != item.tensor:
+        if path is None or (path.tensor is not item.tensor and path.tensor != item.tensor):
             raise ConditionViolated(StableTargets.code, name, f"{item.tensor} is not the tensor that was prewarmed")
         if path.breach is not None:
             raise ConditionViolated(path.breach.code, name, path.breach.detail)
@@ -162,8 +162,9 @@ class Applier:
         return path
 
     def _plan(self, item: Item, path: LoaderPath, occurrence: int) -> _Planned:
-        few = item.count <= max(_FEW_ENTRIES, item.tensor.numel // _DENSE_SHARE)
-        by_index = self._index_space and path.by_index is not None and few
+        by_index = self._index_space and path.by_index is not None
+        if by_index and item.count > _FEW_ENTRIES:
+            by_index = item.count <= item.tensor.numel // _DENSE_SHARE
         if item.encoding is Encoding.XOR:
             self._repeats.add(item)
             return _Planned(item, path, Pass.INDEXED if by_index else Pass.XOR, 0, occurrence)

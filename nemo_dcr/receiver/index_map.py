@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from nemo_dcr.bits import Words
 from nemo_dcr.canonical import TensorMeta
 from nemo_dcr.codec.records import Encoding, Item
-from nemo_dcr.kernels import placement_fast as kernels
+from nemo_dcr.kernels.placement import loops
 from nemo_dcr.kernels.placement_plain import Axes, Indices, reach
 from nemo_dcr.receiver.paths import Step
 from nemo_dcr.receiver.residents import Residents
@@ -55,12 +55,12 @@ class IndexMap:
         `first` is the flat index of the source's first element, `target` the word of the destination's. Returns the
         number of entries taken, each counted once.
         """
-        is_xor = item.encoding is Encoding.XOR
+        is_xor, kernels = item.encoding is Encoding.XOR, loops()
         if self.is_block and len(self.repeats) == 1:
             if item.indices is None:
                 return self._write_run(item, resident, first, target)
             write_block = kernels.xor_block if is_xor else kernels.overwrite_block
-            return write_block(resident, target, item.indices, first, self.span, item.values)
+            return int(write_block(resident, target, item.indices, first, self.span, item.values))
         indices, values = _entries(item, first, first + self.span)
         positions, at = kernels.locate(indices, self.axes, first, target) if self.span else (indices[:0], indices[:0])
         taken = values[positions]

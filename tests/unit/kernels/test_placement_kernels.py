@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
+from collections.abc import Iterator
 from types import ModuleType
 
 import numpy as np
@@ -10,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nemo_dcr.kernels import placement_fast, placement_plain
+from nemo_dcr.kernels import placement, placement_fast, placement_plain
 
 WORDS = [np.dtype("<u1"), np.dtype("<u2"), np.dtype("<u4"), np.dtype("<u8")]
 BOTH = pytest.mark.parametrize("kernels", [placement_plain, placement_fast], ids=["plain", "fast"])
@@ -135,3 +137,26 @@ def test_warm_leaves_nothing_to_compile() -> None:
     placement_fast.locate(np.zeros(1, dtype=np.int64), np.array([[2, 3, 4]], dtype=np.int64), 0, 0)
     placement_fast.xor_at(np.zeros(1, dtype="<u2"), np.zeros(1, dtype=np.int64), 0, values)
     assert compiled == {name: len(getattr(placement_fast, name).signatures) for name in compiled}
+
+
+@pytest.fixture
+def cooled() -> Iterator[None]:
+    placement.cool()
+    yield
+    placement.cool()
+
+
+@pytest.mark.usefixtures("cooled")
+def test_compiled_loops_are_loaded_only_where_they_are_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "not worth" in placement.warm(placement.WORTH_BYTES - 1, {2})
+    assert placement.loops() is placement_plain
+    assert placement.warm(placement.WORTH_BYTES, {2}) == ""
+    assert placement.loops() is placement_fast
+    placement.cool()
+
+    def missing(name: str) -> ModuleType:
+        raise ImportError("No module named 'numba'")
+
+    monkeypatch.setattr(importlib, "import_module", missing)
+    assert "numba" in placement.warm(placement.WORTH_BYTES, {2})
+    assert placement.loops() is placement_plain

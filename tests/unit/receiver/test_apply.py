@@ -17,7 +17,6 @@ from nemo_dcr.bits.tensors import copied_words, tensor_from_words
 from nemo_dcr.canonical import TensorMeta
 from nemo_dcr.codec.records import Encoding, Item, PathClass
 from nemo_dcr.errors import ConditionViolated, PostApplyMismatch
-from nemo_dcr.kernels import placement_fast
 from nemo_dcr.receiver import place
 from nemo_dcr.receiver.apply import Applier
 from nemo_dcr.receiver.paths import LoaderTable
@@ -271,7 +270,6 @@ def test_one_change_in_a_large_tensor_needs_no_second_large_buffer() -> None:
         action()
         return (_status("VmHWM") - before) / 1024
 
-    placement_fast.warm((2,))
     for item, limit in (
         (Item.run(meta, Encoding.XOR, 12345, np.ones(1, dtype="<u2")), 1.0),
         (overwrite(meta, {5: 0x4040}), 1.5),

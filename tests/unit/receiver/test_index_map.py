@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 import torch
@@ -12,9 +14,19 @@ from torch import Tensor
 from nemo_dcr.bits.tensors import integer_view
 from nemo_dcr.canonical import TensorMeta
 from nemo_dcr.codec.records import Encoding, Item
+from nemo_dcr.kernels import placement
 from nemo_dcr.receiver.index_map import IndexMap, index_map
 
 LENGTH = 240
+
+
+@pytest.fixture(autouse=True, params=["plain", "fast"], scope="module")
+def _loops(request: pytest.FixtureRequest) -> Iterator[None]:
+    placement.cool()
+    if request.param == "fast":
+        assert placement.warm(placement.WORTH_BYTES, {2}) == ""
+    yield
+    placement.cool()
 
 
 def map_of(source: Tensor, target: Tensor) -> IndexMap | None:
