@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from bench import construction, encode, limits, report, table_2
+from bench import apply, construction, encode, limits, report, table_2
 from bench.rows import Row, Rows, Settings
 from nemo_dcr.kernels import hot
 
@@ -24,6 +24,7 @@ MODULES: dict[str, Callable[[Settings], Rows]] = {
     "limits": limits.rows,
     "encode": encode.rows,
     "construction": construction.rows,
+    "apply": apply.rows,
     "table_2": table_2.rows,
 }
 """Name -> rows, in the order of the report."""

@@ -43,6 +43,7 @@ from nemo_dcr.config import CodecConfig
 from nemo_dcr.ids import AttemptId, OwnerId, PayloadKey
 from nemo_dcr.receiver import apply as receiver_apply
 from nemo_dcr.receiver.apply import Applier
+from nemo_dcr.receiver.index_map import IndexMap
 from nemo_dcr.receiver.paths import unite_tables
 from nemo_dcr.receiver.place import DenseScratchPlacer
 from nemo_dcr.receiver.prewarm import prewarm
@@ -268,7 +269,7 @@ def first_records(records: Delta, counts: dict[str, int]) -> Delta:
     return {name: some for name, all_of in records.items() if (some := dict(sorted(all_of.items())[: counts[name]]))}
 
 
-def check_against_real(case: ToyCase, counts: dict[str, int]) -> bool:
+def check_against_real(case: ToyCase, counts: dict[str, int], *, index_space: bool = True) -> bool:
     """Real storage equals the definitions' after a part of an attempt and after its retry; says whether any changed."""
     real = [case.model(rank) for rank in range(case.world)]
     for model in real:
@@ -284,7 +285,8 @@ def check_against_real(case: ToyCase, counts: dict[str, int]) -> bool:
     attempt, retry = first_records(delta(old, new, masks), counts), delta(old, new)
     moved = False
     for rank, (model, table) in enumerate(zip(real, tables, strict=True)):
-        path, resident, applier = observed_path(case, rank, masks), snapshot(model), Applier(model, table)
+        path, resident = observed_path(case, rank, masks), snapshot(model)
+        applier = Applier(model, table, index_space=index_space)
         assert resident == dense_load(path, old, resident)
         for records in (attempt, retry):
             applier.apply(items_of(case, records), attempt=AttemptId(1 + (records is retry)))
@@ -307,25 +309,28 @@ def every_dtype(dtype: str) -> ToyCase:
 
 @pytest.mark.parametrize("dtype", ANY_DTYPE)
 def test_every_dtype_ends_as_the_definitions_say(dtype: str) -> None:
-    assert check_against_real(every_dtype(dtype), {"s": 0, "m": 3})
+    for index_space in (True, False):
+        assert check_against_real(every_dtype(dtype), {"s": 0, "m": 3}, index_space=index_space)
 
 
 FAULTS = {
-    "a placeholder that is a value": (receiver_apply, "free_pattern", lambda values, dtype: int(values[0])),
-    "masks that do not arrive": (DenseScratchPlacer, "_xor", lambda self, name, destination, source: None),
+    "a placeholder that is a value": (receiver_apply, "free_pattern", lambda values, dtype: int(values[0]), False),
+    "masks that do not arrive": (DenseScratchPlacer, "_xor", lambda self, name, destination, source: None, False),
+    "entries that do not arrive": (IndexMap, "write", lambda self, item, resident, first, target: item.count, True),
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_the_definitions_see(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    place, name, wrong = FAULTS[fault]
+    place, name, wrong, index_space = FAULTS[fault]
     monkeypatch.setattr(place, name, wrong)
     with pytest.raises(AssertionError, match="=="):
-        check_against_real(every_dtype("U8"), {"s": 0, "m": 3})
+        check_against_real(every_dtype("U8"), {"s": 0, "m": 3}, index_space=index_space)
 
 
 @pytest.mark.model
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(toy_cases(max_tensors=2), st.data())
 def test_the_real_codec_and_applier_do_what_the_definitions_say(case: ToyCase, data: st.DataObject) -> None:
-    check_against_real(case, {meta.name: data.draw(st.integers(0, meta.numel)) for meta in case.tensors})
+    counts = {meta.name: data.draw(st.integers(0, meta.numel)) for meta in case.tensors}
+    check_against_real(case, counts, index_space=data.draw(st.booleans()))

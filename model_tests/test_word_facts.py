@@ -205,24 +205,30 @@ def model_of(
     return model, TensorMeta("w", (len(words),), "U8")
 
 
-def test_the_placer_xors_every_byte_as_modelled() -> None:
+@pytest.mark.parametrize("index_space", [True, False])
+def test_the_placer_xors_every_byte_as_modelled(index_space: bool) -> None:
     residents = np.repeat(np.arange(256, dtype=np.uint8), len(EDGES))
     masks = np.tile(np.array(EDGES, dtype=np.uint8), 256)
     model, meta = model_of(residents)
-    Applier(model, prewarm(model, [meta])).apply([Item.run(meta, Encoding.XOR, 0, masks)])
+    applier = Applier(model, prewarm(model, [meta]), index_space=index_space)
+    applier.apply([Item.run(meta, Encoding.XOR, 0, masks)])
     term = xor_applied(z3.BitVec("resident", 8), z3.BitVec("mask", 8))
     expected = [evaluate(term, resident=r, mask=m) for r, m in product(BYTES, EDGES)]
     assert copied_words(model.state_dict()["w"]).tolist() == expected
 
 
 @pytest.mark.parametrize("load", [lambda tensor: tensor, lambda tensor: tensor.clone()], ids=["one-pass", "two-passes"])
-def test_the_placer_overwrites_and_masks_every_byte_as_modelled(load: Callable[[Tensor], Tensor]) -> None:
+@pytest.mark.parametrize("index_space", [True, False])
+def test_the_placer_overwrites_and_masks_every_byte_as_modelled(
+    load: Callable[[Tensor], Tensor], index_space: bool
+) -> None:
     """Every second element is active; every resident byte meets the edge values, active and inactive."""
     residents = np.repeat(np.arange(256, dtype=np.uint8), 2 * len(EDGES))
     model, meta = model_of(residents, load)
     at = np.arange(0, len(residents), 2, dtype=np.int64)
     values = np.tile(np.array(EDGES, dtype=np.uint8), 256)
-    Applier(model, prewarm(model, [meta])).apply([Item.of(meta, Encoding.OVERWRITE, at, values)])
+    applier = Applier(model, prewarm(model, [meta]), index_space=index_space)
+    applier.apply([Item.of(meta, Encoding.OVERWRITE, at, values)])
     resident, value, placeholder = z3.BitVecs("resident value placeholder", 8)
     free = free_pattern(values, "U8")
     assert free is not None

@@ -1,9 +1,11 @@
 """Application of a group of items through the native loader.
 
 The loader gets one `load_weights` call for the group and pulls the items one after another from one reused scratch;
-it alone decides where values go. Items that this rank skips natively are left out. Overwrites that need two passes
-make two calls, the first of which writes nothing. A failure may leave a group partly applied: an attempt that fails
-is repaired by overwriting every one of its records.
+it alone decides where values go. Items that this rank skips natively are left out. Where every copy of a path has an
+index map, an item's entries are placed one by one and its cost follows their number; other paths, and items that
+change most of a large tensor, are laid out over the scratch. Overwrites that need two passes make two calls, the first
+of which writes nothing. A failure may leave a group partly applied: an attempt that fails is repaired by overwriting
+every one of its records.
 Not handled: fences, acknowledgements and retries (protocol/); support of a path (see prewarm).
 
 Paper: Section 6.1; Algorithm B.1 (apply); Figures A.13, A.14   Spec: ApplyItem
@@ -26,11 +28,16 @@ from nemo_dcr.ids import AttemptId
 from nemo_dcr.receiver.conditions import BitsPreserved, ReportedAsCopied, StableTargets
 from nemo_dcr.receiver.hook import WriteHook
 from nemo_dcr.receiver.paths import LoaderPath, LoaderTable, Step, StepKind
-from nemo_dcr.receiver.place import DenseScratchPlacer, Pass
+from nemo_dcr.receiver.place import Pass
+from nemo_dcr.receiver.place_indexed import IndexedPlacer
 from nemo_dcr.receiver.repeats import XorRepeats
 from nemo_dcr.receiver.report import report_row
 from nemo_dcr.receiver.residents import NativeModel
 from nemo_dcr.receiver.scratch import free_pattern
+
+_FEW_ENTRIES = 4096
+_DENSE_SHARE = 4
+"""An item of more entries than that, and of more than this part of its tensor, is faster over the scratch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +58,7 @@ class ApplyReport:
     """Elapsed time of the post-apply check, a part of the call's own time."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Planned:
     item: Item
     path: LoaderPath
@@ -76,9 +83,15 @@ class _Planned:
 class Applier:
     """Applies items to one model; used by one thread at a time."""
 
-    def __init__(self, model: NativeModel, table: LoaderTable, *, post_apply_check: bool = False) -> None:
-        """Take the table that `prewarm` made for this very model; items of unsupported names will be refused."""
+    def __init__(
+        self, model: NativeModel, table: LoaderTable, *, post_apply_check: bool = False, index_space: bool = True
+    ) -> None:
+        """Take the table that `prewarm` made for this very model; items of unsupported names will be refused.
+
+        Without `index_space` every item is laid out over the scratch; the bits are the same.
+        """
         self._model = model
+        self._index_space = index_space
         self._table = table
         self._post_apply_check = post_apply_check
         self._attempt: AttemptId | None = None
@@ -111,7 +124,7 @@ class Applier:
             planned = self._plan(item, path, counts[item.tensor.name])
             (double if planned.how is Pass.RECORD else single).append(planned)
         StableTargets(moved=self._table.residents.replaced()).require("resident storage")
-        placer = DenseScratchPlacer(self._table, post_apply_check=self._post_apply_check)
+        placer = IndexedPlacer(self._table, post_apply_check=self._post_apply_check)
         with torch.inference_mode(self._table.residents.on_inference_mode), torch.no_grad():
             for batch in self._batches(single, limit=None):
                 self._load(placer, batch, on_item)
@@ -137,7 +150,7 @@ class Applier:
     def _path(self, item: Item) -> LoaderPath:
         name = item.tensor.name
         path = self._table.paths.get(name)
-        if path is None or path.tensor != item.tensor:
+        if path is None or (path.tensor is not item.tensor and path.tensor != item.tensor):
             raise ConditionViolated(StableTargets.code, name, f"{item.tensor} is not the tensor that was prewarmed")
         if path.breach is not None:
             raise ConditionViolated(path.breach.code, name, path.breach.detail)
@@ -149,11 +162,16 @@ class Applier:
         return path
 
     def _plan(self, item: Item, path: LoaderPath, occurrence: int) -> _Planned:
+        by_index = self._index_space and path.by_index is not None
+        if by_index and item.count > _FEW_ENTRIES:
+            by_index = item.count <= item.tensor.numel // _DENSE_SHARE
         if item.encoding is Encoding.XOR:
             self._repeats.add(item)
-            return _Planned(item, path, Pass.XOR, 0, occurrence)
+            return _Planned(item, path, Pass.INDEXED if by_index else Pass.XOR, 0, occurrence)
         if item.count == item.tensor.numel:
             return _Planned(item, path, Pass.WHOLE, 0, occurrence)
+        if by_index:
+            return _Planned(item, path, Pass.INDEXED, 0, occurrence)
         pattern = None if path.two_pass else free_pattern(item.values, item.tensor.dtype)
         if pattern is not None:
             return _Planned(item, path, Pass.PLACEHOLDER, pattern, occurrence)
@@ -174,11 +192,11 @@ class Applier:
         if batch:
             yield batch
 
-    def _load(
-        self, placer: DenseScratchPlacer, batch: Sequence[_Planned], on_item: Callable[[Item], None] | None
-    ) -> None:
+    def _load(self, placer: IndexedPlacer, batch: Sequence[_Planned], on_item: Callable[[Item], None] | None) -> None:
         scratch = self._table.scratch
         hook = WriteHook(self._table.residents, scratch.key, placer)
+        # Made before the hook sees every operator.
+        given = [scratch.tensor(planned.tensor) for planned in batch]
         taken: list[_Planned] = []
 
         def finish() -> None:
@@ -190,14 +208,15 @@ class Applier:
                     on_item(taken[-1].item)
 
         def feed() -> Iterator[tuple[str, Tensor]]:
-            for planned in batch:
+            for planned, tensor in zip(batch, given, strict=True):
                 if taken:
                     finish()
                 placer.begin(planned.item, planned.path, planned.how, planned.placeholder, planned.occurrence)
                 hook.name = planned.tensor.name
                 taken.append(planned)
-                scratch.load(planned.item, planned.placeholder)
-                yield planned.tensor.name, scratch.tensor(planned.tensor)
+                if planned.how is not Pass.INDEXED:
+                    scratch.load(planned.item, planned.placeholder)
+                yield planned.tensor.name, tensor
 
         finished = [0]
         report: list[str] | None = None

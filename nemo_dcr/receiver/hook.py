@@ -39,6 +39,8 @@ class Operator:
     positions: tuple[int, ...]
     keywords: tuple[str, ...]
     """Arguments that it writes, by position and by keyword."""
+    writes: bool
+    """There is such an argument."""
 
     def written(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:
         """The tensors that a call with these arguments writes."""
@@ -65,6 +67,7 @@ def operator_of(func: Any) -> Operator:
         is_view=bool(func.is_view) and not written,
         positions=tuple(position for position, argument in written if not argument.kwarg_only),
         keywords=tuple(argument.name for _, argument in written),
+        writes=bool(written),
     )
 
 
@@ -109,23 +112,28 @@ class WriteHook(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._scratch = scratch
         self._placer = placer
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Torch would switch its compiler off and on again around every operator, which takes longer than the hook."""
+        return False
+
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Called by torch for every operator of this thread while the hook is active."""
-        kwargs = kwargs or {}
         operator = operator_of(func)
-        if not operator.positions and not operator.keywords:
-            return func(*args, **kwargs)
+        if not operator.writes:
+            return func(*args, **kwargs) if kwargs else func(*args)
+        kwargs = kwargs or {}
+        if operator.copies and self._residents.number_of(args[0]) is not None:
+            self._placer.place(self.name, args[0], args[1])
+            return args[0]
         intercepted = False
         for tensor in operator.written(args, kwargs):
             if self._residents.number_of(tensor) is not None:
                 intercepted = True
-                if operator.copies:
-                    self._placer.place(self.name, tensor, args[1])
-                else:
-                    self._placer.other_write(self.name, operator, tensor, args)
+                self._placer.other_write(self.name, operator, tensor, args)
             elif storage_key(tensor) == self._scratch:
                 self._placer.scratch_write(self.name, operator)
-        # Only copies and judged fills get here with `intercepted`; both return the tensor that they write.
+        # Only judged fills get here with `intercepted`; they return the tensor that they write.
         return args[0] if intercepted else func(*args, **kwargs)

@@ -60,6 +60,8 @@ class LoaderPath:
     copies: int = 0
     covered: int = 0
     """Canonical elements that this rank takes; for a derived path the outputs that depend on the tensor."""
+    by_index: int | None = None
+    """Where every copy has an index map: elements that the copies take, one that two copies take counted twice."""
     consumed_before_next: bool = True
     """The loader may be given another tensor of the same call afterwards (LC11)."""
     two_pass: bool = False

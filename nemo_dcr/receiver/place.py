@@ -40,7 +40,7 @@ from nemo_dcr.receiver.observation import convert
 from nemo_dcr.receiver.paths import LoaderPath, LoaderTable, Step, StepKind
 from nemo_dcr.receiver.residents import storage_key
 from nemo_dcr.receiver.scratch import signed
-from nemo_dcr.receiver.views import CANONICAL, View, view_of
+from nemo_dcr.receiver.views import CANONICAL, View, is_view, view_of
 
 
 class Pass(Enum):
@@ -55,6 +55,8 @@ class Pass(Enum):
     """First of two passes: nothing is written."""
     REPLAY = auto()
     """Second of two passes: active words are the ones that the first pass had as well."""
+    INDEXED = auto()
+    """Either encoding, entry by entry: see place_indexed."""
 
 
 class DenseScratchPlacer:
@@ -99,17 +101,18 @@ class DenseScratchPlacer:
         if destination.numel() == 0 and not self._comes_next(destination):
             return
         step, number = self._expect(name, destination)
-        expanded = source.expand(destination.shape)
+        expanded = source if source.shape == destination.shape else source.expand(destination.shape)
         if step.kind is StepKind.CONSTANT:
             self._compare_constant(name, "aten.copy_", destination, convert(destination, expanded))
             return
-        if step.kind is StepKind.DIRECT:
-            same = storage_key(source) == self._scratch and view_of(expanded, CANONICAL) == step.source
-        else:
-            same = storage_key(source) != self._scratch or source.is_conj() or source.is_neg()
-        if not same:
+        given = storage_key(source) == self._scratch and not source.is_conj() and not source.is_neg()
+        if given != (step.kind is StepKind.DIRECT) or (given and not is_view(expanded, CANONICAL, step.source)):
             self._fail(DistinctPlaceholder(scratch_ok=False), name)
         self.copies += self._pass is not Pass.RECORD
+        self._carry_out(name, step, number, destination, expanded)
+
+    def _carry_out(self, name: str, step: Step, number: int, destination: Tensor, expanded: Tensor) -> None:
+        """The copy is the one that prewarm saw."""
         if self._pass is Pass.XOR:
             self._xor(name, destination, expanded)
         elif self._pass is Pass.RECORD:
@@ -152,10 +155,10 @@ class DenseScratchPlacer:
         if path is None or number is None:
             self._fail(ReportedAsCopied(other="a write came when no tensor was current"), name)
         steps = path.steps
-        target = view_of(destination, number)
-        if self._next < len(steps) and steps[self._next].target == target:
+        if self._next < len(steps) and is_view(destination, number, steps[self._next].target):
             self._next += 1
             return steps[self._next - 1], self._next - 1
+        target = view_of(destination, number)
         late = next((other for other, entry in self._table.paths.items() if _writes(entry, target)), "")
         resident = self._table.residents.names[number][0]
         row: Condition = ReportedAsCopied(other=f"write {self._next + 1} goes to {resident!r}, unlike at prewarm")

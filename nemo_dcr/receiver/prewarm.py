@@ -4,6 +4,7 @@ The survey runs the native loader under an observer that keeps its writes away f
 live storage all the same, where torch cannot show it before (an array or address taken earlier, another thread), is
 found out by the bits: the old ones are put back and every name is refused, since nothing that was seen over
 changing storage counts. So is a loader whose threads are still there when it is done.
+Loops that place entries are loaded here, so that no refit waits for them.
 The engine must have loaded a checkpoint before, so that constant writes (zeroed pad rows) can be compared.
 Not handled: tensors derived by arithmetic at load time (`LoaderTable.unwritten` lists what no path writes); a foreign
 write that changes no bit.
@@ -17,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nemo_dcr.canonical import TensorMeta
-from nemo_dcr.kernels import hot
+from nemo_dcr.kernels import hot, placement
 from nemo_dcr.receiver.attributes import PinnedAttributes
 from nemo_dcr.receiver.conditions import InterceptedWrites, first_breach
 from nemo_dcr.receiver.live_storage import ByteCopy, Checksums, LiveStorage
@@ -53,6 +54,8 @@ def prewarm(model: NativeModel, tensors: Sequence[TensorMeta], *, keep: type[Liv
         residents.put_back()
         attributes.put_back()
         live.put_back()
+    by_index = [path.tensor for path in table.paths.values() if path.by_index is not None]
+    placement.warm(sum(tensor.nbytes for tensor in by_index), {tensor.width for tensor in by_index})
     breach = first_breach(InterceptedWrites(unseen=live.written, running=running))
     if breach is not None:
         table.refuse(breach)

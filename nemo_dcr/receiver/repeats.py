@@ -21,6 +21,10 @@ _Remembered = tuple[int, int, NDArray[Any] | None]
 """First and last index, and the gaps of a scattered item in the smallest type."""
 
 
+_SMALL = (1 << 16) - 1
+"""Gaps within a span of that fit two bytes, so that the largest need not be looked for."""
+
+
 class XorRepeats:
     """Remembers the XOR items of one attempt."""
 
@@ -33,17 +37,20 @@ class XorRepeats:
         Raises: ConditionViolated (LC6) when one of its elements came before in this attempt.
         """
         earlier = self._items.setdefault(item.tensor.name, [])
-        for start, last, gaps in earlier:
-            if start <= item.last and item.start <= last:
-                common = _common(item, start, last, gaps)
+        last = item.last
+        for start, end, gaps in earlier:
+            if start <= last and item.start <= end:
+                common = _common(item, start, end, gaps)
                 DisjointXor(repeated=common).require(item.tensor.name)
-        earlier.append((item.start, item.last, None if item.indices is None else _gaps(item.indices)))
+        earlier.append((item.start, last, None if item.indices is None else _gaps(item.indices)))
 
 
 def _gaps(indices: NDArray[np.int64]) -> NDArray[Any]:
-    gaps = np.diff(indices)
-    largest = int(gaps.max(initial=0))
-    return gaps.astype(np.min_scalar_type(largest))
+    if indices[-1] - indices[0] <= _SMALL:
+        return np.subtract(indices[1:], indices[:-1], dtype=np.uint16, casting="unsafe")
+    gaps: NDArray[np.int64] = indices[1:] - indices[:-1]
+    largest = int(gaps.max())
+    return gaps.astype(np.uint8 if largest < 1 << 8 else np.uint16 if largest < 1 << 16 else np.int64)
 
 
 def _common(item: Item, start: int, last: int, gaps: NDArray[Any] | None) -> int:

@@ -106,6 +106,7 @@ class Residents:
         self._model = model
         self._numbers: dict[int, int] = {}
         self._held: list[Any] = []
+        self._words: dict[tuple[int, int], bits.Words | None] = {}
         self.names: list[list[str]] = []
         """Names of each storage, by number; attribute tensors included."""
         self.tensors: dict[str, Resident] = {}
@@ -147,6 +148,24 @@ class Residents:
         """Some tensor on the resident storage of that number."""
         name = self.names[number][0]
         return self.tensors[name].pinned if name in self.tensors else self.attributes[name]
+
+    def words_of(self, number: int, width: int) -> bits.Words | None:
+        """All words of that many bytes in a resident storage, aliased and made once; LC9 says that it stays in place.
+
+        None where the host cannot address them as words, or where only an attribute tensor has the storage.
+        """
+        key = number, width
+        if key not in self._words:
+            self._words[key] = self._make_words(number, width)
+        return self._words[key]
+
+    def _make_words(self, number: int, width: int) -> bits.Words | None:
+        tensor = next((self.tensors[name].pinned for name in self.names[number] if name in self.tensors), None)
+        if tensor is None or tensor.device.type != "cpu" or tensor.untyped_storage().data_ptr() % width:
+            return None
+        whole = storage_bytes(tensor).numpy()
+        words: bits.Words = whole[: len(whole) // width * width].view(bits.unsigned_of_width(width))
+        return words
 
     @property
     def attributes(self) -> dict[str, Tensor]:

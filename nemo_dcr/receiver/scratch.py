@@ -12,6 +12,8 @@ Conditions: LC8
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -56,6 +58,14 @@ def signed(word: int, width: int) -> int:
     return word if width == 1 or word < 1 << (8 * width - 1) else word - (1 << (8 * width))
 
 
+@lru_cache(maxsize=4096)
+def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
+    strides = [1]
+    for size in reversed(shape[1:]):
+        strides.append(strides[-1] * max(size, 1))
+    return tuple(reversed(strides)) if shape else ()
+
+
 class Scratch:
     """A zeroed host buffer that poses as one canonical tensor at a time."""
 
@@ -63,8 +73,11 @@ class Scratch:
         self.capacity = capacity
         """Bytes; the size of the largest canonical tensor."""
         # numpy's zeros are mapped lazily: pages that no item touches are never resident.
-        self._bytes = np.zeros(max(capacity, 8), dtype=np.uint8)
-        self._buffer = torch.from_numpy(self._bytes)
+        self._bytes = np.zeros(-(-max(capacity, 8) // 8) * 8, dtype=np.uint8)
+        # Made outside inference mode, where tensors do not count the writes to them.
+        with torch.inference_mode(False):
+            self._buffer = torch.from_numpy(self._bytes)
+        self._typed: dict[str, Tensor] = {}
         self._dirty: tuple[TensorMeta, Item | None] | None = None
 
     @property
@@ -72,12 +85,20 @@ class Scratch:
         """Storage identity of the buffer."""
         return storage_key(self._buffer)
 
+    @property
+    def version(self) -> int:
+        """Writes that torch counted, through whatever view and on whatever thread, outside inference mode."""
+        return int(self._buffer._version)
+
     def tensor(self, meta: TensorMeta) -> Tensor:
         """The first bytes of the buffer as a contiguous tensor of `meta`.
 
         Raises: UnsupportedDtype for a dtype that this torch does not know.
         """
-        return self._buffer[: meta.nbytes].view(torch_dtype(meta.dtype)).view(meta.shape)
+        typed = self._typed.get(meta.dtype)
+        if typed is None:
+            typed = self._typed[meta.dtype] = self._buffer.view(torch_dtype(meta.dtype))
+        return typed.as_strided(meta.shape, _row_major(meta.shape))
 
     def words(self, meta: TensorMeta) -> Words:
         """The same bytes as unsigned words."""

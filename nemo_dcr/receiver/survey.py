@@ -34,6 +34,7 @@ from nemo_dcr.receiver.conditions import (
     StableTargets,
     first_breach,
 )
+from nemo_dcr.receiver.index_map import mapped_elements
 from nemo_dcr.receiver.live_storage import LiveStorage
 from nemo_dcr.receiver.observation import Observation
 from nemo_dcr.receiver.observe import Observer
@@ -261,6 +262,7 @@ class Survey:
             copies=len(copies),
             covered=_covered(meta, [step.source for step in copies if step.source is not None]),
             consumed_before_next=self._grouped,
+            by_index=mapped_elements(meta, copies, self._residents),
         )
         if probed is None:
             return path

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 
 import numpy as np
@@ -58,18 +59,37 @@ def view_of(tensor: Tensor, storage: int) -> View:
 
     Raises: UnsupportedDtype.
     """
+    dims = _normalised(tensor.shape, tensor.stride())
+    return View(storage, int(tensor.storage_offset()), dims, dtype_name(tensor.dtype), tensor.itemsize)
+
+
+def is_view(tensor: Tensor, storage: int, view: View | None) -> bool:
+    """As `view_of(tensor, storage) == view`, without making the view: it is asked at every copy.
+
+    Raises: UnsupportedDtype.
+    """
+    return (
+        view is not None
+        and view.storage == storage
+        and view.offset == tensor.storage_offset()
+        and view.dims == _normalised(tensor.shape, tensor.stride())
+        and view.dtype == dtype_name(tensor.dtype)
+    )
+
+
+@lru_cache(maxsize=4096)
+def _normalised(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+    if 0 in shape:
+        return ((0, 1),)
     dims: list[tuple[int, int]] = []
-    if tensor.numel() == 0:
-        dims = [(0, 1)]
-    else:
-        for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
-            if size == 1:
-                continue
-            if dims and dims[-1][1] == size * stride:
-                dims[-1] = (dims[-1][0] * size, stride)
-            else:
-                dims.append((size, stride))
-    return View(storage, int(tensor.storage_offset()), tuple(dims), dtype_name(tensor.dtype), tensor.itemsize)
+    for size, stride in zip(shape, strides, strict=True):
+        if size == 1:
+            continue
+        if dims and dims[-1][1] == size * stride:
+            dims[-1] = (dims[-1][0] * size, stride)
+        else:
+            dims.append((size, stride))
+    return tuple(dims)
 
 
 def in_bytes(view: View, storage: int, base: int) -> View:

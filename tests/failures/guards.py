@@ -27,7 +27,19 @@ from nemo_dcr.codec.records import Encoding, Item, PathClass
 from nemo_dcr.errors import ConditionViolated, NemoDcrError
 from nemo_dcr.protocol import alignment, attempt, endpoint_guards
 from nemo_dcr.receiver import apply as receiver_apply
-from nemo_dcr.receiver import hook, live_storage, observe, paths, place, probe, recorder, repeats, survey, threads
+from nemo_dcr.receiver import (
+    hook,
+    live_storage,
+    observe,
+    paths,
+    place,
+    place_indexed,
+    probe,
+    recorder,
+    repeats,
+    survey,
+    threads,
+)
 from nemo_dcr.receiver.conditions import InterceptedWrites, NoStateAcrossCalls, ReportedAsCopied
 from nemo_dcr.receiver.ingest import Ingest
 from nemo_dcr.receiver.residents import Residents
@@ -105,8 +117,9 @@ def padding_is_banned(patch: Patch) -> None:
 
 
 def missing_copies_are_not_missed(patch: Patch) -> None:
-    """An item is done when the loader takes the next one."""
+    """An item is done when the loader takes the next one, whatever became of its entries."""
     patch.setattr(place.DenseScratchPlacer, "finish", nothing)
+    patch.setattr(place_indexed.IndexedPlacer, "finish", nothing)
 
 
 def only_python_copies_are_intercepted(patch: Patch) -> None:
@@ -268,6 +281,12 @@ def strides_of_the_source_are_ignored(patch: Patch) -> None:
         integer_view(destination).bitwise_xor_(integer_view(dense.view(source.shape)))
 
     patch.setattr(place.DenseScratchPlacer, "_xor", flat)
+    sound = place_indexed.index_map
+
+    def flat_map(shape: tuple[int, ...], source: tuple[int, ...], target: tuple[int, ...]) -> Any:
+        return sound(shape, torch.empty(shape, device="meta").stride(), target)
+
+    patch.setattr(place_indexed, "index_map", flat_map)
 
 
 # -- group B
@@ -617,14 +636,18 @@ GUARDS: tuple[Guard, ...] = (
         early=False,
         dtype="BF16",
     ),
-    _a(
-        "A1",
-        "receiver.place.DenseScratchPlacer.finish",
-        missing_copies_are_not_missed,
-        "test_a1_an_item_that_is_written_unseen_after_prewarm_fails_and_the_retry_repairs_it",
-        way="array",
-        encoding=Encoding.XOR,
-        dtype="BF16",
+    *(
+        _a(
+            "A1",
+            f"receiver.{placer}.finish",
+            missing_copies_are_not_missed,
+            "test_a1_an_item_that_is_written_unseen_after_prewarm_fails_and_the_retry_repairs_it",
+            way="array",
+            encoding=Encoding.XOR,
+            dtype="BF16",
+            index_space=index_space,
+        )
+        for placer, index_space in (("place.DenseScratchPlacer", False), ("place_indexed.IndexedPlacer", True))
     ),
     _a(
         "A2",

@@ -105,8 +105,9 @@ UNSEEN: dict[str, Callable[[Memory, Sequence[int]], object]] = {
 @pytest.mark.parametrize("dtype", KINDS)
 @pytest.mark.parametrize("encoding", list(Encoding))
 @pytest.mark.parametrize("way", UNSEEN)
+@pytest.mark.parametrize("index_space", [False, True])
 def test_a1_an_item_that_is_written_unseen_after_prewarm_fails_and_the_retry_repairs_it(
-    way: str, encoding: Encoding, dtype: str
+    way: str, encoding: Encoding, dtype: str, index_space: bool
 ) -> None:
     """Prewarm cannot know it. The copy does not come, which fails the attempt; the sent elements hold anything."""
     meta = TensorMeta("w", (4, 2), dtype)
@@ -123,7 +124,7 @@ def test_a1_an_item_that_is_written_unseen_after_prewarm_fails_and_the_retry_rep
     model, dense = (ScriptedModel({"w": zeros(meta)}, load) for _ in range(2))
     dense_load(model, [meta], old)
     dense_load(dense, [meta], new)
-    applier = Applier(model, prewarm(model, [meta]))
+    applier = Applier(model, prewarm(model, [meta]), index_space=index_space)
     unseen.append(Memory.of(model.w))
     with pytest.raises(AttemptFailed):
         applier.apply(change_items([meta], old, new, {"w": encoding}), attempt=AttemptId(1))

@@ -109,14 +109,16 @@ class Rank:
             name: choose_encoding(overwrite_attempt=False, bits_preserved=True, path=path)
             for name, path in classes.items()
         }
-        applier = Applier(self.model, self.table, post_apply_check=True)
-        self.put(self.before)
-        applier.apply(change_items(self.tensors, self.old, self.new, mixed), attempt=AttemptId(1))
-        self._expect(dense, "a mixed delta")
+        first = change_items(self.tensors, self.old, self.new, mixed)
         retry = change_items(self.tensors, self.old, self.new, dict.fromkeys(classes, Encoding.OVERWRITE))
-        self.put(self._mixture(dense, rng))
-        applier.apply([retry[number] for number in rng.permutation(len(retry))], attempt=AttemptId(2))
-        self._expect(dense, "an overwrite retry from a mixture")
+        for way, index_space in (("by index", True), ("over the scratch", False)):
+            applier = Applier(self.model, self.table, post_apply_check=True, index_space=index_space)
+            self.put(self.before)
+            applier.apply(first, attempt=AttemptId(1))
+            self._expect(dense, f"a mixed delta {way}")
+            self.put(self._mixture(dense, rng))
+            applier.apply([retry[number] for number in rng.permutation(len(retry))], attempt=AttemptId(2))
+            self._expect(dense, f"an overwrite retry {way} from a mixture")
 
     def _mixture(self, dense: Bytes, rng: np.random.Generator) -> Bytes:
         """Each element of each storage from one of the two versions."""

@@ -35,6 +35,12 @@ A, B = TensorMeta("a", (4, 2), "BF16"), TensorMeta("b", (4, 2), "BF16")
 OLD = {"a": np.arange(0x3F80, 0x3F88, dtype="<u2"), "b": np.arange(0x4000, 0x4008, dtype="<u2")}
 
 
+@pytest.fixture(autouse=True, params=[True, False], ids=["by-index", "over-scratch"])
+def _way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test of this file holds for both ways of application."""
+    monkeypatch.setitem(Applier.__init__.__kwdefaults__, "index_space", request.param)
+
+
 def plain(resident: Mapping[str, Tensor], weights: Weights) -> list[str]:
     loaded = []
     for name, tensor in weights:

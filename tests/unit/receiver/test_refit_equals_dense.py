@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, find, given, settings
@@ -56,9 +58,16 @@ def encodings_of(case: ToyCase, tables: list[LoaderTable], *, overwrite: bool) -
 def test_a_refit_of_xor_and_overwrite_items_equals_a_dense_load(case: ToyCase, overwrite: bool, check: bool) -> None:
     ranks = ranks_of(case)
     items = case.items(encodings_of(case, [table for _, _, table in ranks], overwrite=overwrite))
-    for model, dense, table in ranks:
-        Applier(model, table, post_apply_check=check).apply(items, attempt=AttemptId(1))
-        assert stored_bits(model) == stored_bits(dense)
+    for rank, (model, dense, table) in enumerate(ranks):
+        by_scratch = case.model(rank)
+        dense_load(by_scratch, case, case.old)
+        other = prewarm(by_scratch, case.tensors)
+        reports = [
+            Applier(model, table, post_apply_check=check).apply(items, attempt=AttemptId(1)),
+            Applier(by_scratch, other, post_apply_check=check, index_space=False).apply(items, attempt=AttemptId(1)),
+        ]
+        assert stored_bits(model) == stored_bits(by_scratch) == stored_bits(dense)
+        assert [replace(report, check_seconds=0) for report in reports] == [replace(reports[0], check_seconds=0)] * 2
         assert not table.scratch._bytes.any()
 
 
