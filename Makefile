@@ -130,7 +130,7 @@ $(PEERS_STAMP): $(STAMP) requirements/peers.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --no-deps --upgrade --target $(VENV)/peers -r requirements/peers.txt
 	@touch $@
 
-bench: setup-peers ## Measure against this machine's limits and public peers; writes bench/report.md, fails on a missed demand
+bench: setup-vllm setup-peers ## Measure against this machine's limits and public peers; writes bench/report.md, fails on a missed demand
 	$(BIN)/python -m bench $(ARGS)
 
 spec: setup ## Model-check the specification: models, mutants, sanity claims (options: ARGS="--only NAME")
