@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 VLLM_STAMP := $(VENV)/.installed-vllm
 RAY_STAMP := $(VENV)/.installed-ray
+DOCS_STAMP := $(VENV)/.installed-docs
 MEGATRON := .venv-megatron
 MEGATRON_STAMP := $(MEGATRON)/.installed
 ARGS ?=
@@ -27,7 +28,7 @@ $(if $(DIRECTORY),,rm -rf "$$directory";) exit $$code
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm setup-ray demo chaos test test-fast servers ray loaders loaders-all engines engines-all
+.PHONY: help setup setup-vllm setup-ray setup-docs docs demo chaos test test-fast servers ray loaders loaders-all engines engines-all
 .PHONY: megatron wan wan-all grpo
 .PHONY: spec spec-tests spec-deep proof model model-deep check format clean
 
@@ -61,14 +62,24 @@ $(RAY_STAMP): $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c requirements/constraints.txt -e '.[ray]'
 	@touch $@
 
+setup-docs: setup $(DOCS_STAMP) ## Add what builds the site to .venv (MkDocs with Material and mkdocstrings)
+
+$(DOCS_STAMP): $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c requirements/constraints.txt -e '.[docs]'
+	@touch $@
+
+docs: setup-docs ## Build the pages of docs/ as a site into build/docs; a broken link or a warning is an error
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	$(BIN)/python -m pytest -q -m docs tests/site $(ARGS)
+
 demo: setup ## Train, refit and check a real model on this machine (options: ARGS="--steps 4 --quiet")
 	$(BIN)/nemo-dcr demo $(ARGS)
 
 test: setup ## Every test, the slow ones included, but for those that have a target of their own
-	$(BIN)/python -m pytest $(WATCHDOG) -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m 'not proof and not spec and not model and not deep and not vllm and not megatron and not wan and not servers and not ray' $(ARGS)
+	$(BIN)/python -m pytest $(WATCHDOG) -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m 'not proof and not spec and not model and not deep and not vllm and not megatron and not wan and not servers and not ray and not docs' $(ARGS)
 
 test-fast: setup ## The tests that need neither processes, nor Java, nor a real checkpoint
-	$(BIN)/python -m pytest -m 'not slow and not spec and not proof and not model and not deep and not vllm and not megatron and not wan and not servers and not ray' $(ARGS)
+	$(BIN)/python -m pytest -m 'not slow and not spec and not proof and not model and not deep and not vllm and not megatron and not wan and not servers and not ray and not docs' $(ARGS)
 
 servers: setup ## Object storage, relays and the commit record against real servers; needs the Debian package etcd-server
 	$(BIN)/python -m pytest $(WATCHDOG) -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m servers $(ARGS)
