@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from mkdocs.structure.pages import Page
 
 HOME = "README.md"
-OUTSIDE = (HOME, "PROOFS.md", "CONTRIBUTING.md", "CHANGELOG.md")
+OUTSIDE = (HOME, "PROOFS.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
 OUTSIDE = (*OUTSIDE, "spec/README.md", "spec/proof/README.md", "model_tests/README.md", "tests/failures/README.md")
 DOCS = "docs/"
 LINK = re.compile(r"(?P<head>\]\()(?P<target>[^)#\s:]+)(?P<tail>(?:#[^)\s]*)?\))")
