@@ -39,7 +39,7 @@ def cluster() -> Iterator[None]:
 def test_actors_refit_and_a_killed_engine_is_placed_anew(cluster: None, tmp_path: Path) -> None:
     from nemo_dcr.adapters.ray import EnginePlan, RayRun, TrainerPlan
 
-    trainer = TrainerPlan(make=plans.policy, checkpoint=plans.TABLE, ranks=2, options={"num_cpus": 1})
+    trainer = TrainerPlan(make=plans.policy, checkpoint=plans.TABLE, ranks=2)
     engines = {"wide": EnginePlan(make=plans.engine, ranks=2), "whole": EnginePlan(make=plans.engine)}
     with RayRun(tmp_path, trainer, engines, refit=REFIT) as run:
 
