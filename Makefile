@@ -6,6 +6,7 @@ STAMP := $(VENV)/.installed
 VLLM_STAMP := $(VENV)/.installed-vllm
 RAY_STAMP := $(VENV)/.installed-ray
 BROWSER_STAMP := $(VENV)/.installed-browser
+DOCS_STAMP := $(VENV)/.installed-docs
 MEGATRON := .venv-megatron
 PEERS_STAMP := $(VENV)/.installed-peers
 MEGATRON_STAMP := $(MEGATRON)/.installed
@@ -20,6 +21,9 @@ unexport PYTHONDONTWRITEBYTECODE
 # The limit of a test is a signal; where the interpreter stands still, no signal is heard, but this watchdog of C is.
 WATCHDOG := -o faulthandler_timeout=700 -o faulthandler_exit_on_timeout=true --max-worker-restart 0
 
+# Tests without a target of their own.
+PLAIN := not proof and not spec and not model and not deep and not vllm and not megatron and not wan and not servers and not ray and not browser and not docs
+
 # Logs, traces and timelines of the emulated WAN stay in DIRECTORY when it is given.
 define wan_run
 directory=$(or $(DIRECTORY),$$(mktemp -d)); code=0; \
@@ -29,7 +33,7 @@ $(if $(DIRECTORY),,rm -rf "$$directory";) exit $$code
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm setup-ray demo chaos test test-fast servers ray loaders loaders-all engines engines-all
+.PHONY: help setup setup-vllm setup-ray setup-docs docs demo chaos test test-fast servers ray loaders loaders-all engines engines-all
 .PHONY: megatron wan wan-all grpo bench setup-peers setup-browser report
 .PHONY: spec spec-tests spec-deep proof model model-deep check format clean
 
@@ -69,14 +73,24 @@ $(BROWSER_STAMP): $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c requirements/constraints.txt -e '.[browser]'
 	@touch $@
 
+setup-docs: setup $(DOCS_STAMP) ## Add what builds the site to .venv (MkDocs with Material and mkdocstrings)
+
+$(DOCS_STAMP): $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c requirements/constraints.txt -e '.[docs]'
+	@touch $@
+
+docs: setup-docs ## Build the pages of docs/ as a site into build/docs; a broken link or a warning is an error
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	$(BIN)/python -m pytest -q -m docs tests/site $(ARGS)
+
 demo: setup ## Train, refit and check a real model on this machine (options: ARGS="--steps 4 --quiet")
 	$(BIN)/nemo-dcr demo $(ARGS)
 
 test: setup ## Every test, the slow ones included, but for those that have a target of their own
-	$(BIN)/python -m pytest $(WATCHDOG) -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m 'not proof and not spec and not model and not deep and not vllm and not megatron and not wan and not servers and not ray and not browser' $(ARGS)
+	$(BIN)/python -m pytest $(WATCHDOG) -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m '$(PLAIN)' $(ARGS)
 
 test-fast: setup ## The tests that need neither processes, nor Java, nor a real checkpoint
-	$(BIN)/python -m pytest -m 'not slow and not spec and not proof and not model and not deep and not vllm and not megatron and not wan and not servers and not ray and not browser' $(ARGS)
+	$(BIN)/python -m pytest -m 'not slow and $(PLAIN)' $(ARGS)
 
 servers: setup ## Object storage, relays and the commit record against real servers; needs the Debian package etcd-server
 	$(BIN)/python -m pytest $(WATCHDOG) -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m servers $(ARGS)

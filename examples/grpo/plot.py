@@ -41,7 +41,7 @@ def read_curves(path: Path) -> Rows:
 def draw(curves: Rows, picture: Path) -> None:
     """One panel for each quantity. Raises: OperatorNeeded without matplotlib."""
     if importlib.util.find_spec("matplotlib") is None:
-        raise OperatorNeeded("a picture needs matplotlib", "pip install 'nemo-dcr[docs]'")
+        raise OperatorNeeded("a picture needs matplotlib", "pip install 'nemo-dcr[plots]'")
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 7), layout="constrained")

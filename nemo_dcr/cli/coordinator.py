@@ -11,13 +11,15 @@ import os
 import signal
 import socket
 import time
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from nemo_dcr.adapters.prometheus import open_metrics
 from nemo_dcr.config import GateMode, RefitConfig
+from nemo_dcr.config_file import Configuration, load_config
 from nemo_dcr.control import open_control
 from nemo_dcr.errors import InvalidConfig
 from nemo_dcr.ids import OwnerId
@@ -49,11 +51,22 @@ def coordinator(
         str, typer.Option(help="It is called coordinator-NAME; default: the host's name and the process id.")
     ] = "",
     takeover_after_s: Annotated[float, typer.Option(min=0.1, help="A standby waits so long for a silent one.")] = 5.0,
-    gate: Annotated[GateMode, typer.Option(help="When request gates close.")] = GateMode.SYNC,
-    attempt_deadline_s: Annotated[float, typer.Option(min=0.1, help="An attempt fails after so long.")] = 600.0,
-    max_attempts: Annotated[int, typer.Option(min=1, help="A candidate is given up after so many.")] = 5,
-    heartbeat_s: Annotated[float, typer.Option(min=0.01, help="How often endpoints are asked.")] = 0.2,
-    lost_after_s: Annotated[float, typer.Option(min=0.1, help="An endpoint is lost after so long a silence.")] = 2.5,
+    config: Annotated[
+        Path | None, typer.Option(help="TOML file of settings (see `nemo-dcr config`); the options below go before it.")
+    ] = None,
+    gate: Annotated[GateMode | None, typer.Option(help="When request gates close.", show_default="sync")] = None,
+    attempt_deadline_s: Annotated[
+        float | None, typer.Option(min=0.1, help="An attempt fails after so long.", show_default="600")
+    ] = None,
+    max_attempts: Annotated[
+        int | None, typer.Option(min=1, help="A candidate is given up after so many.", show_default="5")
+    ] = None,
+    heartbeat_s: Annotated[
+        float | None, typer.Option(min=0.01, help="How often endpoints are asked.", show_default="0.2")
+    ] = None,
+    lost_after_s: Annotated[
+        float | None, typer.Option(min=0.1, help="An endpoint is lost after so long a silence.", show_default="2.5")
+    ] = None,
     listen: Annotated[str, typer.Option(help="Where it answers `nemo-dcr status` and its standby.")] = LOOPBACK,
     keys: Annotated[
         Path | None, typer.Option(help="Key directory (nemo-dcr keys new); needed beyond loopback.")
@@ -72,6 +85,14 @@ def coordinator(
     name = f"{ACTIVE}-{name or f'{socket.gethostname()}-{os.getpid()}'}"
     if "/" in name:
         raise InvalidConfig("--name", f"{name!r} holds a slash, as the names of receivers do; take another, such as a")
+    refit = merged(
+        config,
+        gate=gate,
+        attempt_deadline_s=attempt_deadline_s,
+        max_attempts=max_attempts,
+        heartbeat_s=heartbeat_s,
+        lost_after_s=lost_after_s,
+    )
     payloads = open_transport(transport, run=run)
     clock, incarnation = LamportClock(), new_incarnation(directory, name)
     tracer = FileTracer(trace / f"{name}-{incarnation}.ndjson", name, incarnation, clock) if trace else None
@@ -82,13 +103,7 @@ def coordinator(
         name=name,
         incarnation=incarnation,
         config=CoordinatorConfig(
-            refit=RefitConfig(
-                gate=gate,
-                attempt_deadline_s=attempt_deadline_s,
-                max_attempts=max_attempts,
-                heartbeat_s=heartbeat_s,
-                lost_after_s=lost_after_s,
-            ),
+            refit=refit,
             owners=tuple(OwnerId(rank) for rank in range(owners)),
             bootstrap_instances=instances,
         ),
@@ -119,6 +134,13 @@ def coordinator(
         if endpoint is not None:
             endpoint.close()
         payloads.close()
+
+
+def merged(file: Path | None, **options: Any) -> RefitConfig:
+    """What a file says, where no option does; None is an option that was not given. Raises: InvalidConfig."""
+    config = Configuration() if file is None else load_config(file)
+    given = {name: value for name, value in options.items() if value is not None}
+    return replace(config, refit=replace(config.refit, **given)).refit
 
 
 def register(app: typer.Typer) -> None:

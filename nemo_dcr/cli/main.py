@@ -1,5 +1,5 @@
 """The command line: `nemo-dcr demo`, `doctor`, `diff`, `apply`, `verify`, `inspect` for checkpoint files, `relay`,
-`record`, `coordinator`, `status`, `stats`, `report` and `plan`.
+`record`, `coordinator`, `config`, `status`, `stats`, `report` and `plan`.
 
 Errors are one line that says what to do. Exit codes (docs/exit-codes.md): 0 all well, 1 a stored bit differs, 2 usage,
 3 an operator is needed, 4 a part of the run failed, 5 this coordinator was replaced, 130 interrupted.
@@ -18,13 +18,12 @@ from typing import Annotated
 import typer
 
 from nemo_dcr import __version__
-from nemo_dcr.cli import checkpoint, coordinator, loader_check, plan, record, relay, run_report, stats, status
+from nemo_dcr.cli import checkpoint, coordinator, loader_check, plan, record, relay, run_report, settings, stats, status
 from nemo_dcr.errors import Conflict, InvalidConfig, NemoDcrError, OperatorNeeded
 
 EXIT_MISMATCH, EXIT_USAGE, EXIT_OPERATOR, EXIT_FAILED, EXIT_REPLACED = 1, 2, 3, 4, 5
 
 app = typer.Typer(
-    add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     help="Bit-exact delta-compressed refits from RL trainers to inference servers.",
@@ -147,6 +146,7 @@ coordinator.register(app)
 status.register(app)
 stats.register(app)
 run_report.register(app)
+settings.register(app)
 plan.register(app)
 
 

@@ -2,7 +2,7 @@
 
 One row for each node and stage, time from t0 in seconds, the refit's window and its finalization on top. The same file
 opens in Perfetto, where it can be zoomed; the picture is for documents. Drawing needs matplotlib, which nothing else
-here does: `pip install 'nemo-dcr[docs]'`.
+here does: `pip install 'nemo-dcr[plots]'`.
 
     python -m nemo_dcr.testing.timeline_picture TIMELINE.json PICTURE.png [PART_OF_THE_NAME_OF_THE_REFIT]
 
@@ -73,7 +73,7 @@ def picture_of(trace: dict[str, Any], wanted: str = "") -> Picture:
 def draw(picture: Picture, file: Path) -> None:
     """Write the picture; the suffix of the file says how. Raises: OperatorNeeded without matplotlib."""
     if importlib.util.find_spec("matplotlib") is None:
-        raise OperatorNeeded("a picture needs matplotlib", "pip install 'nemo-dcr[docs]'")
+        raise OperatorNeeded("a picture needs matplotlib", "pip install 'nemo-dcr[plots]'")
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 0.24 * len(picture.rows) + 1.2), layout="constrained")

@@ -6,7 +6,7 @@ import ast
 import sys
 
 LEVEL = {
-    **dict.fromkeys(("errors", "ids", "config", "trace"), 0),
+    **dict.fromkeys(("errors", "ids", "config", "config_file", "trace"), 0),
     **dict.fromkeys(("bits", "canonical", "kernels", "record", "control_rules"), 1),
     "codec": 2,
     **dict.fromkeys(("source", "receiver", "protocol", "transport", "control"), 3),

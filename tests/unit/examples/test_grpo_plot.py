@@ -22,5 +22,5 @@ def test_rows_are_read_by_method_in_order(tmp_path):
 
 def test_a_picture_without_matplotlib_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(OperatorNeeded, match="docs"):
+    with pytest.raises(OperatorNeeded, match=r"nemo-dcr\[plots\]"):
         draw({}, tmp_path / "curves.png")

@@ -51,5 +51,5 @@ def test_a_refit_that_is_not_there_and_a_missing_package_are_told(
     file = tmp_path / "timeline.json"
     file.write_text(json.dumps(TRACE))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(OperatorNeeded, match=r"nemo-dcr\[docs\]"):
+    with pytest.raises(OperatorNeeded, match=r"nemo-dcr\[plots\]"):
         main([str(file), str(tmp_path / "picture.png")])
