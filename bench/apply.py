@@ -192,7 +192,10 @@ def _verl(pairs: list[Pair]) -> Method:
         # As in its apply_delta; one chunk, since all tensors together are below its limit.
         with peer._masked_copy():
             model.load_weights(
-                [(entry["name"], peer._decode_one("indices", all_positions, all_values, entry)) for entry in manifest]
+                [
+                    (str(entry["name"]), peer._decode_one("indices", all_positions, all_values, entry))
+                    for entry in manifest
+                ]
             )
 
     return model, call

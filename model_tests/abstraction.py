@@ -235,8 +235,12 @@ def _members(required: Any, names: Names) -> frozenset[tuple[str, int]]:
 
 
 def _network(state: model.State, cluster: Cluster, names: Names) -> list[str]:
-    """Payloads and manifests that were published; the model's other messages are in the states of who sent them."""
-    payloads = {(key.attempt, names.item(key.owner, i)) for key in cluster.payloads for i in cluster.items_of(key)}
+    """Payloads and manifests that were published; the model's other messages are in the states of who sent them.
+
+    Divergence DV32: a payload whose stream was stopped behind its line is one that the network lost.
+    """
+    told = [*cluster.payloads.values(), *cluster.unsent.values()]
+    payloads = {(p.key.attempt, names.item(p.key.owner, item)) for p in told for item, _, _ in p.records}
     ends = {(attempt, names.node(f"owner {o}")) for attempt, o in cluster.manifests}
     return _differ(
         "network",

@@ -314,6 +314,26 @@ def test_who_can_not_go_on_is_seen(pair):
         p.settle(random.Random(0))
 
 
+def test_a_payload_whose_stream_is_stopped_behind_its_line_is_one_that_the_network_lost(pair):
+    """Divergence DV32, which the profile `long` found: a payload was formed, and the stop came before it went out."""
+    p, rng = pair(), random.Random(0)
+    p.act(lambda: p.world.train(2))
+    assert p.reach(Action.EMIT_PAYLOAD, rng, limit=1000)
+    own = p.world.owners[OwnerId(0)]
+    formed = next(own.stream)
+    p.act(lambda: p.world.expire(0))
+    while own.stopping is None:
+        p.do(rng.choice([step for step in p.world.progress() if step[0] != "emit"]))
+    own.stream.close()
+    own.stream = (bucket for bucket in [formed])
+    told = p.reached["EmitPayload"]
+    p.do(("emit", OwnerId(0)))
+    (lost,) = p.world.unsent
+    assert (p.reached["EmitPayload"] - told, lost in p.world.payloads) == (1, False)
+    p.settle(rng)
+    p.prove()
+
+
 def test_a_run_of_one_draw_is_the_same_each_time(pair):
     runs = []
     for _ in range(2):

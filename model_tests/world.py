@@ -200,8 +200,13 @@ class World(Cluster):
         names = tuple(item.tensor.name for item in bucket.items)
         masks = sum(item.encoding is Encoding.XOR for item in bucket.items)
         self._own(o, os_.PayloadFormed(attempt, key.payload, names, masks))
-        self.announced[key] = publisher.publish(key, encoded.data, encoded.digest)
-        self.payloads[key] = RealPayload(key, bucket, encoded.data)
+        payload = RealPayload(key, bucket, encoded.data)
+        try:
+            self.announced[key] = publisher.publish(key, encoded.data, encoded.digest)
+        except AttemptFailed:
+            self.unsent[key] = payload
+            raise
+        self.payloads[key] = payload
         self._own(o, os_.PayloadPublished(attempt, key.payload, encoded.digest))
 
     def _do_stopped(self, o: OwnerId) -> None:

@@ -144,6 +144,8 @@ class Cluster:
         self.pushes: list[Any] = []
         self.late_control: list[Any] = []
         self.payloads: dict[PayloadKey, Payload] = {}
+        self.unsent: dict[PayloadKey, Payload] = {}
+        """Told by a line, and then their stream was stopped before they went out."""
         self.manifests: dict[tuple[AttemptId, OwnerId], tuple[bytes, ...]] = {}
         self.acks: set[tuple[AttemptId, Member]] = set()
         self.emits: list[Emit] = []
