@@ -300,14 +300,8 @@ class OwnerNode:
 
     def _count(self, attempt: AttemptId) -> None:
         counts = self.delta.counts
-        for name in (
-            "source_elements",
-            "changed_elements",
-            "emitted",
-            "emitted_changed",
-            "xor_items",
-            "overwrite_items",
-        ):
+        told = ("source_elements", "changed_elements", "emitted", "emitted_changed", "xor_items", "overwrite_items")
+        for name in told:
             self.timings.count(attempt, name, getattr(counts, name))
 
     def _copy(self, copy: CopyCandidate) -> None:

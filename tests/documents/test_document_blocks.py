@@ -22,7 +22,7 @@ CI = ci_targets((ROOT / ".ci/run").read_text(encoding="utf-8"))
 
 NOT_RUN = {
     "docs/chaos.md": [
-        f"{PYTHON} -m nemo_dcr.cli.chaos --record etcd",
+        f"{PYTHON} -m nemo_dcr.cli.chaos --record s3",
         f"{PYTHON} -m nemo_dcr.cli.chaos --seed",
         f"{PYTHON} -m nemo_dcr.cli.chaos --transitions",
         "make chaos N=",
