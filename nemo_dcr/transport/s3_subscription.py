@@ -137,6 +137,7 @@ class S3Subscription:
         key = announcement.key
         if key.attempt != self._attempt or key.owner not in self._owners:
             raise PayloadMissing(str(key), f"this subscription reads attempt {self._attempt} of other owners")
+        self._check_size(announcement)  # before a request of any kind
         with self._changed:
             self._check_running(key)
             self._is_read = True
@@ -335,11 +336,15 @@ class S3Subscription:
             del self._unread[key]
             self._ahead[key] = announcement, self._start(announcement)
 
+    def _check_size(self, announcement: Announcement) -> None:
+        most = self._bucket.config.max_payload_bytes
+        if announcement.nbytes > most:
+            reason = f"it is announced with {announcement.nbytes} bytes, more than the limit of {most}"
+            raise PayloadCorrupt(str(announcement.key), reason)
+
     def _download(self, announcement: Announcement) -> bytes:
         key, config = announcement.key, self._bucket.config
-        if announcement.nbytes > config.max_payload_bytes:
-            limit = f"more than the limit of {config.max_payload_bytes}"
-            raise PayloadCorrupt(str(key), f"it is announced with {announcement.nbytes} bytes, {limit}")
+        self._check_size(announcement)
         deadline = time.monotonic() + config.missing_after_s
         pause_s = _RETRY_FIRST_S
         while True:
