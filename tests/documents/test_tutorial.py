@@ -34,8 +34,15 @@ def blocks(text: str) -> list[Block]:
 
 
 def started(place: Path, program: str, log: str) -> subprocess.Popen[bytes]:
+    """As in a terminal: what a shell runs in the background ignores Ctrl-C, and so would its children."""
     with (place / log).open("wb") as output:
-        return subprocess.Popen([sys.executable, program], cwd=place, stdout=output, stderr=subprocess.STDOUT)
+        return subprocess.Popen(
+            [sys.executable, program], cwd=place, stdout=output, stderr=subprocess.STDOUT, preexec_fn=_hear_interrupts
+        )
+
+
+def _hear_interrupts() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def until(holds: Callable[[], bool], logs: Callable[[], str]) -> None:

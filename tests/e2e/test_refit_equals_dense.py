@@ -150,10 +150,11 @@ def test_the_checks_see_one_wrong_tracker_bit(settled: LocalCluster) -> None:
 
 def test_the_checks_see_a_record_that_is_missing(settled: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """An owner that forgets one changed element commits storage that is not the candidate's."""
-    from nemo_dcr.source import direct
+    from nemo_dcr.kernels import hot, plain
 
-    found = direct.changed_indices
-    monkeypatch.setattr(direct, "changed_indices", lambda new, old: found(new, old)[1:])
+    found = plain.changed_indices
+    monkeypatch.setattr(hot._CHOICE, "loops", plain)
+    monkeypatch.setattr(plain, "changed_indices", lambda new, old: found(new, old)[1:])
     with pytest.raises(AssertionError, match="is required in version 2"):
         settled.transition()
 

@@ -151,5 +151,5 @@ def test_copy_that_breaks_a_condition_fails_the_attempt_and_names_the_receiver()
     cluster._receive(E1, es.ApplyFailed(cluster.receivers[E1].state.attempt, "condition LC5 broken by 'w'"))
     cluster.run()
     reasons = [event.args["reason"] for event in cluster.emits if event.action is Action.FAIL_ATTEMPT]
-    assert reasons == ["receiver e1/0: condition LC5 broken by 'w'"]
+    assert reasons == ["receiver e1/0: condition LC5 broken by 'w', in phase applying"]
     assert cluster.settled()
