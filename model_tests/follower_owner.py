@@ -63,7 +63,11 @@ def owner_line(f: Follower, node: str, o: str, e: Emit, incarnation: int | None)
         case "CopyItem":
             return f.take((action, (o, f.names.item(node, str(e.args["name"])))))
         case "EndTransition":
-            return f.told((action, (o, f.names.candidate(str(e.args["candidate"])))), o, 0)
+            cand = f.names.candidate(str(e.args["candidate"]))
+            try:
+                return f.told((action, (o, cand)), o, 0)
+            except model.NotEnabled:
+                return _end_without_a_fence(f, o, cand)
         case "DropCandidate":
             f.same("candidate", own.frozen, f.names.candidate(str(e.args["candidate"])))
             return f.take((action, (o,)))
@@ -155,3 +159,14 @@ def compare_owner(f: Follower, o: str, e: Emit) -> None:
     f.same("att", own.att, e.post["att"])
     f.same("tracker", "lost" if own.kind == "lost" else f"{own.kind}({own.ver})", tracker)
     f.same("frozen", own.frozen, f.names.candidate(str(e.post["frozen"])))
+
+
+def _end_without_a_fence(f: Follower, o: str, cand: int) -> list[model.Step]:
+    """Divergence DV33: a coordinator that rolled forward with nobody to fence ends the transition too."""
+    s = f.here
+    for c, at in s.coord.items():
+        call = s.end_call(at.view)
+        rolled = at.phase == "ready" and not s.holders(c) and s.is_sent(s.update_call(at.view))
+        if rolled and call.cand == cand and s.all_followed(call.ver, cand) and s.may_end_transition(o, call):
+            return f.put("DV33", own=s.owner_with(o, frozen=0, live=cand), net=s.net | {call})
+    raise Mismatch(f"no coordinator may have ended the transition of {o}")

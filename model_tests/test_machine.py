@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 from collections.abc import Callable, Iterator
 from unittest import mock
 
@@ -332,6 +333,32 @@ def test_a_payload_whose_stream_is_stopped_behind_its_line_is_one_that_the_netwo
     assert (p.reached["EmitPayload"] - told, lost in p.world.payloads) == (1, False)
     p.settle(rng)
     p.prove()
+
+
+FENCELESS = """
+    emit_payload 406; owner_prepare 0; owner_prepare 4832; emit_payload 2147 lose_control_reply; emit_payload 768
+    emit_payload 224; delay; emit_payload 51145; emit_payload 392; emit_payload 65536 fail_receiver; prepare 31745
+    prepare 312; owner_prepare 0; owner_prepare 255; delay; prepare 372; emit_payload 434 acquire_epoch
+    emit_payload 25670 start_owner; owner_prepare 765 start_receiver; prepare 1487; prepare 41782; emit_payload 96
+    emit_payload 60732 start_receiver
+"""
+"""Rules, seeds and strikes of a run that Hypothesis found."""
+
+
+def test_a_transition_with_nobody_left_to_fence_ends_before_anybody_is_restored():
+    """Divergence DV33, as the profile `long` found it: a finish attempt loses its only receiver, which restarts."""
+    m = Machine()
+    drawn = Draw(table=9, seed=5979, instances=1, ranks=1, owners=2, loaded=True)
+    m.begin(drawn, faults=4, opening="transition", seed=9603)
+    try:
+        for rule, *how in (each.split() for each in re.split("[;\n]", FENCELESS) if each.strip()):
+            drawn_seed = {"seed": int(how[0]), "strike": "".join(how[1:])} if how else {}
+            getattr(m, rule)(**drawn_seed)
+        assert m.pair.follower.excuses["DV33"] > 0
+        calm(m)
+        m.pair.prove()
+    finally:
+        m.pair.close()
 
 
 def test_a_run_of_one_draw_is_the_same_each_time(pair):
