@@ -1,11 +1,14 @@
-"""A freshly started engine of a checkpoint, inside this very process: what refitted servers are compared with.
+"""A freshly started engine of a checkpoint, in a process of its own: what refitted servers are compared with.
 
-Nothing has to import vLLM anew for it, which would be most of the time of another server. The caller has set
-`VLLM_ENABLE_V1_MULTIPROCESSING=0`, without which the engine core would be a process of its own.
+The process is new because vLLM 0.32 cannot start an engine on CPUs where llvmlite was imported, which compiled loops
+do: it walks over all modules, and stumbles over an object that answers to every name. The caller has set
+`VLLM_ENABLE_V1_MULTIPROCESSING=0`, without which the engine core would be one more process.
 """
 
 from __future__ import annotations
 
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,11 @@ Answer = tuple[tuple[int, ...], tuple[float, ...]]
 
 def fresh_answers(checkpoint: Path, prompts: list[list[int]], tokens: int) -> tuple[list[Answer], dict[str, str]]:
     """The answers to the prompts, one at a time, and vLLM's own checksum of every parameter."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
+        return process.submit(_answers, checkpoint, prompts, tokens).result()
+
+
+def _answers(checkpoint: Path, prompts: list[list[int]], tokens: int) -> tuple[list[Answer], dict[str, str]]:
     from vllm import LLM, SamplingParams
     from vllm.config import WeightTransferConfig
 
