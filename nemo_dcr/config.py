@@ -75,7 +75,7 @@ class QueueConfig:
     payloads_in_flight: int = 4
     """Payloads of an owner that are sent and not acknowledged: a link stands still where they carry fewer bytes than
     its bandwidth times the time to an acknowledgement."""
-    bytes_in_flight: int = 256 * MIB
+    in_flight_bytes: int = 256 * MIB
     """Their bytes; a larger payload goes alone."""
     resident_groups: int = 32
     """Groups of decoded payloads that may wait for application: 32."""
@@ -93,7 +93,7 @@ class QueueConfig:
             buckets_ahead=self.buckets_ahead,
             payloads_ahead=self.payloads_ahead,
             payloads_in_flight=self.payloads_in_flight,
-            bytes_in_flight=self.bytes_in_flight,
+            in_flight_bytes=self.in_flight_bytes,
             resident_groups=self.resident_groups,
             group_payloads=self.group_payloads,
             staging_bytes=self.staging_bytes,

@@ -2,7 +2,7 @@
 
 A payload counts as published once its transport acknowledged it, which takes at least a round trip after its last byte.
 With one payload at a time the link stands still meanwhile, for as long as a small payload itself takes. So up to
-`payloads_in_flight` of them are handed to the transport, each on a thread of its own, and at most `bytes_in_flight`
+`payloads_in_flight` of them are handed to the transport, each on a thread of its own, and at most `in_flight_bytes`
 bytes; a larger payload goes alone. They go out in order; whoever is told that they are published is told in that order
 too, whichever was acknowledged first. The first failure is raised on the taker's thread and ends the others.
 Not handled: what a receiver does with payloads that overtake each other; it takes the lowest number that is there.
@@ -92,7 +92,7 @@ class PublishWindow:
             self._check()
 
     def _has_room(self, nbytes: int) -> bool:
-        fits = self._bytes + nbytes <= self._queue.bytes_in_flight or not self._payloads
+        fits = self._bytes + nbytes <= self._queue.in_flight_bytes or not self._payloads
         return fits and self._payloads < self._queue.payloads_in_flight
 
     def _check(self) -> None:

@@ -119,7 +119,7 @@ def test_as_many_payloads_are_under_way_as_the_window_has_slots(slots: int) -> N
 def test_bytes_bound_the_window_and_a_larger_payload_goes_alone() -> None:
     link = Link()
     sizes = [60, 40, 1, 500, 30]
-    queue = QueueConfig(payloads_in_flight=4, bytes_in_flight=100)
+    queue = QueueConfig(payloads_in_flight=4, in_flight_bytes=100)
     thread, found = sending(link.window(queue), [formed(n, nbytes) for n, nbytes in enumerate(sizes)])
     for under_way, acknowledged in (({0, 1}, 0), ({1, 2}, 1), ({2}, 2), ({3}, 3), ({4}, 4)):
         link.until(lambda wanted=under_way: link.under_way == wanted)  # type: ignore[misc]
@@ -176,7 +176,7 @@ def test_a_block_that_is_left_early_leaves_nothing_under_way() -> None:
     assert (link.stopped, link.under_way, link.told) == (True, set(), [])
 
 
-@pytest.mark.parametrize("field", ["payloads_in_flight", "bytes_in_flight"])
+@pytest.mark.parametrize("field", ["payloads_in_flight", "in_flight_bytes"])
 def test_a_window_without_room_is_refused(field: str) -> None:
     with pytest.raises(InvalidConfig, match=field):
         QueueConfig(**{field: 0})
