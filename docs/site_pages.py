@@ -21,7 +21,14 @@ if TYPE_CHECKING:
 
 HOME = "README.md"
 OUTSIDE = (HOME, "PROOFS.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
-OUTSIDE = (*OUTSIDE, "spec/README.md", "spec/proof/README.md", "model_tests/README.md", "tests/failures/README.md")
+OUTSIDE = (
+    *OUTSIDE,
+    "spec/README.md",
+    "spec/proof/README.md",
+    "model_tests/README.md",
+    "tests/failures/README.md",
+    "bench/report.md",
+)
 DOCS = "docs/"
 LINK = re.compile(r"(?P<head>\]\()(?P<target>[^)#\s:]+)(?P<tail>(?:#[^)\s]*)?\))")
 TITLE = re.compile(r"^# (?P<title>.+)$", re.MULTILINE)

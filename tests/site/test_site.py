@@ -14,7 +14,7 @@ import pytest
 pytestmark = pytest.mark.docs
 
 ROOT = Path(__file__).resolve().parents[2]
-PARTS = ("docs", "spec", "model_tests", "nemo_dcr", "tests/failures")
+PARTS = ("bench", "docs", "spec", "model_tests", "nemo_dcr", "tests/failures")
 HREF = re.compile(r'href="(?!https?:|#|mailto:|data:)([^"#?]+)[^"]*"')
 QUIET = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
 
